@@ -7,7 +7,7 @@ import contextvars
 import dataclasses
 import math
 import os
-from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 from notebook_launcher.engines.board import LiveRecords
 from notebook_launcher.messaging import messages
@@ -15,8 +15,13 @@ from notebook_launcher.messaging import messages
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
 
-    from notebook_launcher.engines.tree import Tree
+    from notebook_launcher.engines.cluster.cluster_tree import ClusterTree
+    from notebook_launcher.engines.process_tree import ProcessTree
     from notebook_launcher.machine.allocation import NodeInfo
+
+    Tree: TypeAlias = ProcessTree | ClusterTree
+    """Ranks, and what started them: carries records in both directions, and turns all that arrives into events. A tree
+    is mechanism only: `kernel/` decides what the events mean, and does not know which tree it has."""
 
 
 _DEADLINE: contextvars.ContextVar[Callable[[], float]] = contextvars.ContextVar("start deadline")

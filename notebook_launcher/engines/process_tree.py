@@ -5,7 +5,7 @@
         │  ╲                              │ starts, reaps, signals
         │   ╲──channel, stdout, stderr─▶ rank 0 … rank N-1
 
-`ProcessTree` is the `Tree` of one machine.
+`ProcessTree` is the `Tree` of one machine. `ClusterTree`, that of several, has the same methods.
 """
 
 from __future__ import annotations
@@ -308,7 +308,11 @@ class ProcessTree:
         return {rank: pulse for rank, pulse in read.items() if pulse is not None}
 
     def close(self, deadline: Callable[[], float] | None = None) -> None:
-        """Kill the remaining processes, wait until they are reaped, and close every descriptor, as `Tree.close`."""
+        """Kill the remaining processes, wait until they are reaped, and close every descriptor; idempotent.
+
+        Args:
+            deadline: Returns the time at which the wait is given up; called again and again. None: some seconds.
+        """
         if self._supervisor is not None:
             with contextlib.suppress(OSError):
                 self._channel.send(messages.Close())
@@ -446,7 +450,7 @@ BUDGET = 0.5
 
 
 class StackFiles:
-    """The files of stacks of a process tree's ranks (`RankStacks` of one machine)."""
+    """The files of stacks of a process tree's ranks (`NodeStacks` are those of several machines)."""
 
     def __init__(self, pipes: Mapping[int, RankPipes], signal: Callable[[tuple[int, ...], int], None]) -> None:
         self._pipes = pipes

@@ -16,7 +16,7 @@ from notebook_launcher.machine import devices
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from notebook_launcher.engines.tree import Tree
+    from notebook_launcher.engines.engine import Tree
 
 
 # --------------------------------------------------------------------------------------------------------------------

@@ -16,8 +16,7 @@ from notebook_launcher.wording import rank_list
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from notebook_launcher.engines.engine import Engine
-    from notebook_launcher.engines.tree import Tree
+    from notebook_launcher.engines.engine import Engine, Tree
     from notebook_launcher.kernel.calls.call_scope import CallScope
     from notebook_launcher.kernel.plan import Plan
     from notebook_launcher.kernel.run.attempt import Attempt
@@ -155,7 +154,7 @@ class Ranks:
         """Kill remaining processes and release all descriptors; idempotent. Call it again after an interrupt.
 
         Args:
-            deadline: As in `Tree.close`.
+            deadline: As in `ProcessTree.close`.
         """
         self.comms.close()
         tree, self.tree = self.tree, None

@@ -1,6 +1,6 @@
 """The `Tree` of a launch on several machines, made of the agents of all nodes.
 
-`ProcessTree` is the `Tree` of one machine.
+`ProcessTree` is the `Tree` of one machine, and has the same methods.
 """
 
 from __future__ import annotations
@@ -219,7 +219,7 @@ class ClusterTree:
         ranks = self._ranks_of[node]
         for rank in ranks:
             self._forget(rank)
-        return [NodeLost(str(node), ranks, "\n".join(filter(None, (node.lost, node.last_words()))))]
+        return [NodeLost(str(node), ranks, "\n".join(filter(None, (node.lost, node.connection.last_words()))))]
 
     @property
     def stacks(self) -> NodeStacks:
@@ -247,7 +247,7 @@ class ClusterTree:
         return {rank: Pulse(*self._pulses[rank]) for rank in ranks if rank in self._pulses}
 
     def close(self, deadline: Callable[[], float] | None = None) -> None:
-        """Kill the remaining processes, wait until they are reaped, and give the nodes back, as `Tree.close`."""
+        """Kill the remaining processes, wait until they are reaped, and give the nodes back, as `ProcessTree.close`."""
         if self._is_closed:
             return
         for node in self._nodes:
@@ -281,7 +281,7 @@ def _file_of(blob: bytes) -> int:
 
 
 class NodeStacks:
-    """The stacks of a cluster tree's ranks (`RankStacks` of several machines).
+    """The stacks of a cluster tree's ranks (`StackFiles` of several machines).
 
     Args:
         ranks_of: The ranks of each node.

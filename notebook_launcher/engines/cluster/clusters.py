@@ -8,7 +8,7 @@ import textwrap
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from notebook_launcher.engines.cluster import cluster_tree, node_records
 from notebook_launcher.engines.cluster.cluster_tree import ClusterTree
@@ -20,39 +20,17 @@ from notebook_launcher.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from notebook_launcher.engines.cluster.connections import Connection
+    from notebook_launcher.engines.cluster.command_engines import CommandNodes
+    from notebook_launcher.engines.cluster.ray_engine import RayNodes
     from notebook_launcher.messaging import messages
+
+    ClusterKey: TypeAlias = CommandNodes | RayNodes
+    """Identity of one set of nodes, as a value; engines that are equal share their nodes."""
 
 LOOK_EVERY = 0.1
 """Seconds between two looks whether the deadline of a start is nearer now."""
 NUM_PINGS = 5
 """Pings that measure the clock of a node before its first launch."""
-
-
-class ClusterKey(Protocol):
-    """Identity of one set of nodes, as a value; engines that are equal share their nodes."""
-
-    @property
-    def num_nodes(self) -> int:
-        """Number of nodes."""
-
-    @property
-    def network(self) -> str | None:
-        """The network of the ranks, as in `Commands`."""
-
-    @property
-    def patience(self) -> float:
-        """Longest wait in seconds for the start of all agents."""
-
-    @property
-    def keep(self) -> float | None:
-        """Seconds after which idle agents are ended; None: they stay up."""
-
-    def connect(self, number: int) -> Connection:
-        """Start the agent of a node; raises `ConfigError` if that cannot be tried."""
-
-    def check(self, number: int, greeting: Greeting) -> None:
-        """Raise `ConfigError` if an agent is not what was asked for."""
 
 
 class Cluster:
@@ -83,11 +61,13 @@ class Cluster:
         began, down = time.monotonic(), dict[int, str]()
         for node in self.nodes:
             if node.greeting is None and (greeting := self._await_greeting(node, until)) is None:
-                words = textwrap.indent(node.last_words(), "    ")
+                words = textwrap.indent(node.connection.last_words(), "    ")
                 last_words = f"\nIts last words:\n{words}" if words else ""
                 waited = min(self._key.patience, time.monotonic() - began)
                 reason = node.lost or f"no message arrived for {waited:.2g} s"
-                down[node.number] = f"node {node.number} did not come up: {reason}. {node.origin}{last_words}"
+                down[node.number] = (
+                    f"node {node.number} did not come up: {reason}. {node.connection.origin}{last_words}"
+                )
             elif node.greeting is None:
                 node.greeting = greeting
         if down:
@@ -122,10 +102,8 @@ class Cluster:
             if node.address == network.address:
                 continue
             if _reply(node, node_records.Joined, until) is None:
-                raise _down(
-                    f"{node} has greeted and then did not join: {node.lost or 'no answer'}. {node.last_words()}",
-                    [node.number],
-                )
+                reason = f"{node.lost or 'no answer'}. {node.connection.last_words()}"
+                raise _down(f"{node} has greeted and then did not join: {reason}", [node.number])
             node.address = network.address
             for _ in range(NUM_PINGS):
                 node.send(node_records.Ping(time.monotonic()))

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
+    from notebook_launcher.engines.cluster.cluster_tree import ClusterTree
     from notebook_launcher.engines.cluster.connections import Greeting
     from notebook_launcher.engines.engine import Engine
-    from notebook_launcher.engines.tree import Tree
     from notebook_launcher.messaging import messages
 
 
@@ -112,7 +112,7 @@ class CommandEngine:
         object.__setattr__(rest, self.NODES, left)  # Not by `replace`: Slurm finds its hosts by itself.
         return rest if left else None
 
-    def start(self, setup: messages.Setup) -> Tree:
+    def start(self, setup: messages.Setup) -> ClusterTree:
         """Start ranks on the nodes; launches call this."""
         return clusters().start(self._key, setup)
 

@@ -15,7 +15,7 @@ import struct
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import notebook_launcher
 from notebook_launcher.installed import version_of
@@ -29,27 +29,6 @@ if TYPE_CHECKING:
 
 LAST_WORDS = 2000
 """Bytes at the end of a file of errors that are shown."""
-
-
-class Connection(Protocol):
-    """A way to one agent, from its start to its end."""
-
-    read_fd: int
-    """Descriptor of the agent's output; its reader closes it. `write_fd` is the same in the other direction."""
-    write_fd: int
-
-    @property
-    def origin(self) -> str:
-        """A sentence about how the agent was started."""
-
-    def why(self) -> str:
-        """Return the reason why the agent's end of the link has ended; empty if it is not known."""
-
-    def last_words(self) -> str:
-        """Return the last lines that the agent wrote to its standard error."""
-
-    def end(self, patience: float) -> None:
-        """Wait for the end of an agent that was asked to end; after `patience` seconds kill it. Release everything."""
 
 
 class CommandConnection:
@@ -76,6 +55,7 @@ class CommandConnection:
             raise
         assert self._process.stdin is not None
         assert self._process.stdout is not None
+        # Whoever reads and writes closes them.
         self.read_fd, self.write_fd = os.dup(self._process.stdout.fileno()), os.dup(self._process.stdin.fileno())
         self._process.stdin.close()
         self._process.stdout.close()

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from notebook_launcher.engines.cluster.connections import Connection
+    from notebook_launcher.engines.cluster.connections import CommandConnection
+    from notebook_launcher.engines.cluster.ray_connections import RayConnection
 
 
 PING_EVERY = 1.0
@@ -39,7 +40,7 @@ GREETING_LINES = 1000
 class Node:
     """One agent. Records to it are queued, so that a network that hangs does not delay the kernel."""
 
-    def __init__(self, number: int, connection: Connection, receiver: Receiver) -> None:
+    def __init__(self, number: int, connection: CommandConnection | RayConnection, receiver: Receiver) -> None:
         self.number = number
         self.greeting: Greeting | None = None
         """The agent's first line; None before it, and if the agent never came up."""
@@ -70,7 +71,8 @@ class Node:
         self._has_greeted = False
         self._is_understood = False
         """True once the agent has greeted, and is of the versions of this kernel."""
-        self._connection = connection
+        self.connection = connection
+        """The way to the agent."""
         self.read_fd = connection.read_fd
         """Descriptor at which the agent's records arrive."""
         self._link = Link(connection.read_fd, connection.write_fd, math.inf)
@@ -86,11 +88,6 @@ class Node:
     def __str__(self) -> str:
         host = "" if self.greeting is None else f" ({self.greeting.host}, {self.address or 'no address yet'})"
         return f"node {self.number}{host}"
-
-    @property
-    def origin(self) -> str:
-        """A sentence about how the agent was started."""
-        return self._connection.origin
 
     def send(self, record: object, *, urgent: bool = False) -> None:
         """Send a record; with `urgent` before the rest of a parcel that is under way. Never waits."""
@@ -238,15 +235,11 @@ class Node:
         self._threads.append(thread)
 
     def _lose(self, error: OSError) -> None:
-        self.lost = self.lost or self._connection.why() or str(error)
+        self.lost = self.lost or self.connection.why() or str(error)
         self.send(None)
         self.replies.put(None)
         self._closings.put(None)
         self.inbox.put((self, None))
-
-    def last_words(self) -> str:
-        """Return the end of the standard error of the agent, or of the command that starts it."""
-        return self._connection.last_words()
 
     def close(self) -> None:
         """End the agent, its ranks and what carried the link, and release everything; idempotent."""
@@ -255,7 +248,7 @@ class Node:
         self.send(None)
         if not patience:
             self._link.give_up()  # The agent may be stopped, and take nothing.
-        self._connection.end(patience)
+        self.connection.end(patience)
         self._link.give_up()
         self._receiver.remove(self)
         for thread in self._threads:

@@ -6,7 +6,7 @@ import dataclasses
 import json
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher.engines.cluster.clusters import ClusterKey, clusters
+from notebook_launcher.engines.cluster.clusters import clusters
 from notebook_launcher.engines.cluster.ray_connections import RayConnection, ray_drivers
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.machine.allocation import NodeInfo, ranks_by_node
@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
+    from notebook_launcher.engines.cluster.cluster_tree import ClusterTree
+    from notebook_launcher.engines.cluster.clusters import ClusterKey
     from notebook_launcher.engines.cluster.connections import Greeting
-    from notebook_launcher.engines.tree import Tree
     from notebook_launcher.messaging import messages
 
 
@@ -87,8 +88,9 @@ class Ray:
 
     def _agents(self) -> list[tuple[NodeShare, Any]]:
         """Return the agents that were last up, with what they hold."""
-        known = clusters().known(self._is_ours)
-        return [pair for key, nodes in known.items() for pair in zip(key.shares, nodes, strict=True)]  # type: ignore[attr-defined]
+        known = clusters().known(self._is_ours).items()
+        ours = [(key.shares, nodes) for key, nodes in known if isinstance(key, RayNodes)]
+        return [pair for shares, nodes in ours for pair in zip(shares, nodes, strict=True)]
 
     def _is_ours(self, key: ClusterKey) -> bool:
         return isinstance(key, RayNodes) and key.engine == self
@@ -98,7 +100,7 @@ class Ray:
         del nodes
         return self
 
-    def start(self, setup: messages.Setup) -> Tree:
+    def start(self, setup: messages.Setup) -> ClusterTree:
         """Start ranks on the nodes; launches call this."""
         parts = ranks_by_node(setup.num_processes, setup.place.num_nodes)
         there = self._nodes(known_for=PLANNED_FOR)
@@ -113,6 +115,9 @@ class Ray:
                 share.part(len(ranks), use_gpus=setup.use_gpu, cpus=self.cpus)
                 for share, ranks in zip(there, parts, strict=False)
             ),
+            self.network,
+            self.patience,
+            self.keep,
         )
         idle = [key for key in clusters().idle(self._is_ours) if isinstance(key, RayNodes) and key.covers(wanted)]
         if not idle:
@@ -140,26 +145,14 @@ class RayNodes:
 
     engine: Ray
     shares: tuple[NodeShare, ...]
+    network: str | None = None
+    patience: float = 60.0
+    keep: float | None = 300.0
 
     @property
     def num_nodes(self) -> int:
         """Number of nodes."""
         return len(self.shares)
-
-    @property
-    def network(self) -> str | None:
-        """The network of the ranks."""
-        return self.engine.network
-
-    @property
-    def patience(self) -> float:
-        """Longest wait in seconds until Ray has placed and started the agents."""
-        return self.engine.patience
-
-    @property
-    def keep(self) -> float | None:
-        """Seconds for which agents stay up that are idle."""
-        return self.engine.keep
 
     def covers(self, other: RayNodes) -> bool:
         """Return True if agents of this key can serve another key: the same first nodes, and no less of each."""

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from notebook_launcher.config import LaunchConfig
-    from notebook_launcher.engines.tree import Tree
+    from notebook_launcher.engines.engine import Tree
     from notebook_launcher.kernel.display.sink import Sink
     from notebook_launcher.messaging.messages import CommMessage
 

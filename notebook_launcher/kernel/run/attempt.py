@@ -32,8 +32,7 @@ from notebook_launcher.messaging import messages
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from notebook_launcher.engines.engine import Event
-    from notebook_launcher.engines.tree import Tree
+    from notebook_launcher.engines.engine import Event, Tree
 
 SURE_GRACE = 0.15
 """Longest wait in seconds for the failures of other ranks, if the first failure is surely a cause."""

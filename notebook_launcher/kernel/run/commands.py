@@ -15,7 +15,7 @@ from notebook_launcher.messaging import messages
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from notebook_launcher.engines.tree import Tree
+    from notebook_launcher.engines.engine import Tree
     from notebook_launcher.kernel.run.attempt import Attempt
     from notebook_launcher.kernel.run.conduct import RunConduct
     from notebook_launcher.messaging.messages import ChangeAction, ChangeSource, TrainerMade
