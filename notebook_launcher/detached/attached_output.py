@@ -48,9 +48,10 @@ class AttachedOutput:
         self._folder = folder
         self._socket_name = socket_name
         self._displays = displays
-        self._sink = make_sink()
+        self.sink: Sink = make_sink()
+        """The cell or terminal that gets the output."""
         self._has_headlines = config.output != "none"
-        self._shows_progress = config.monitor is not False and self._has_headlines and not self._sink.has_audience
+        self._shows_progress = config.monitor is not False and self._has_headlines and not self.sink.has_audience
         """True if a line of progress is wanted, because no view shows the progress."""
         self._picture_from = math.inf
         """Earliest time, by `time.monotonic()`, at which a picture instead of a line shows the end of the run."""
@@ -60,11 +61,6 @@ class AttachedOutput:
         """True if the cell raises the exception with which the run fails."""
         self._from = -math.inf if since is None else time.time() - since
         self._is_detached = False
-
-    @property
-    def sink(self) -> Sink:
-        """The cell or terminal that gets the output."""
-        return self._sink
 
     def show_progress(self, *, on: bool) -> None:
         """Show a line of progress from now on, because no view shows the progress; or show none."""
@@ -93,7 +89,7 @@ class AttachedOutput:
         for entry in news.entries:
             if entry.time >= self._from:
                 self._show(entry)
-        self._sink.status(news.status if self._shows_progress else "")
+        self.sink.status(news.status if self._shows_progress else "")
         return news.position
 
     def _show(self, entry: Entry) -> None:
@@ -101,19 +97,19 @@ class AttachedOutput:
         with contextlib.suppress(Exception):
             match entry.method, entry.args:
                 case "text", (stream, text):
-                    self._sink.text(stream, text)
+                    self.sink.text(stream, text)
                 case "divert", (rank, record):
                     if self._displays is not None:
                         self._displays(rank, record)
                 case "clear_output", (wait,):
-                    self._sink.clear_output(wait=wait)
+                    self.sink.clear_output(wait=wait)
                 case kind, (data, metadata, transient):
-                    self._sink.display(data, metadata, transient, update=kind == "update")
+                    self.sink.display(data, metadata, transient, update=kind == "update")
 
     def say(self, line: str) -> None:
         """Show one line of the launcher's own."""
         with contextlib.suppress(Exception):
-            self._sink.text("stdout", f"{line}\n")
+            self.sink.text("stdout", f"{line}\n")
 
     def end(self, line: str) -> None:
         """Show the run's last line, or leave it to the picture."""
@@ -124,13 +120,13 @@ class AttachedOutput:
         else:
             self.last_line = line
         with contextlib.suppress(Exception):
-            self._sink.close()
+            self.sink.close()
 
     def detach(self) -> None:
         """Show nothing more, because the cell has ended; the run continues."""
         self._is_detached = True
         with contextlib.suppress(Exception):
-            self._sink.close()
+            self.sink.close()
 
 
 def follow(

@@ -133,7 +133,7 @@ class RunHost:
         signal.signal(signal.SIGTERM, lambda *_: hosted.run.stop(wait=False))
         # In a thread, because a save waits for the run's thread.
         on_preemption(hosted.run.config, lambda: threading.Thread(target=hosted.save_and_stop, daemon=True).start())
-        hosted.serve()
+        hosted.clients.serve()
         hosted.conclude()
         hosted.await_clients()
         hosted.close()
@@ -220,7 +220,7 @@ class SessionHost:
         run_folders.remove(self.folder)
         self._ended.set()
         for thread, hosted in tuple(self._leaving.items()):
-            hosted.release()
+            hosted.released.set()
             thread.join()
         self._clients.await_leave(LAST_ANSWER)
 
@@ -256,7 +256,7 @@ class SessionHost:
         except BaseException:
             parcel.close()
             raise
-        call.serve()
+        call.clients.serve()
         thread = threading.Thread(target=self._see_off, args=(call,), daemon=True)
         self._leaving[thread] = call
         thread.start()
@@ -302,9 +302,9 @@ class SessionHost:
             raise CallOrderError("no debugger is open in this session: session.debug() opens one.")
         match request:
             case Follow():
-                return debugger.news(request)
+                return debugger.journal.news(request)
             case AnswerQuestion(key=key, text=text):
-                return Answered(value=debugger.answer(key, text))
+                return Answered(value=debugger.questions.answer(key, text))
             case InterruptDebugger(again=again):
                 debugger.interrupt(again=again)
                 return Answered(value=None)

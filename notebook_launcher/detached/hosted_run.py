@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 
     from notebook_launcher.config import LaunchConfig
     from notebook_launcher.detached.host_socket import Caller
-    from notebook_launcher.detached.requests import News
     from notebook_launcher.kernel.calls.call_scope import CallScope
     from notebook_launcher.kernel.display.questions import Question
     from notebook_launcher.kernel.ranks import Ranks
@@ -87,7 +86,7 @@ class HostedRun:
         self._journal = Journal(self._questions.pending)
         self.is_taken = False
         """True once a client has opened the results."""
-        self._released = threading.Event()
+        self.released = threading.Event()
         """Set once no client is expected to come for the results."""
         self.began = time.time()
         if scope.displays is not None:
@@ -106,7 +105,7 @@ class HostedRun:
         except OSError as error:
             raise no_folder(ranks.plan.config, error) from None
         self._kept = KeptParcels(self.folder)
-        self._clients = Clients(listener, self._answer)
+        self.clients = Clients(listener, self._answer)
         self._socket_watch = host_socket.SocketWatch(self.folder)
         thread.begin()
         self.run = Run(thread)
@@ -124,10 +123,6 @@ class HostedRun:
             make_origin=lambda: Origin(source, describe_environment() if environment is None else environment),
             logs_at="attach({id!r}).logs(rank)",
         )
-
-    def serve(self) -> None:
-        """Begin to serve clients."""
-        self._clients.serve()
 
     def conclude(self) -> None:
         """Wait for the end of the run; keep its ending and output. Stop the run if its folder is deleted meanwhile."""
@@ -148,18 +143,14 @@ class HostedRun:
         """
         end = time.monotonic() + GOODBYE
         if is_expected:
-            self._released.wait(GOODBYE)
-        self._clients.await_leave(max(0.0, end - time.monotonic()))
+            self.released.wait(GOODBYE)
+        self.clients.await_leave(max(0.0, end - time.monotonic()))
 
     def close(self) -> None:
         """Remove the socket."""
         (self.folder / SOCKET).unlink(missing_ok=True)
         self._socket_watch.close()
-        self._clients.close()
-
-    def release(self) -> None:
-        """Expect no client for the results any more."""
-        self._released.set()
+        self.clients.close()
 
     @property
     def is_minor(self) -> bool:
@@ -192,7 +183,7 @@ class HostedRun:
             case TakeResults():
                 final = self.run.snapshot() if self.is_minor else None
                 self.is_taken = True
-                self.release()
+                self.released.set()
                 return Answered(value=final)
             case Ask(name=name, args=args, kwargs=kwargs) if name in ANSWERED:
                 value = getattr(self.run, name)
@@ -271,11 +262,11 @@ class HostedDebugger:
 
     def __init__(self, ranks: Ranks, data: RunData, rank: int) -> None:
         self.rank = rank
-        self._questions = HostQuestions()
+        self.questions = HostQuestions()
         # The client that opens the debugger answers, and may be later than the first prompt.
-        self._journal = Journal(self._questions.pending, is_awaited=True)
-        self._debugger = PostMortem(ranks, data, rank, self._journal)
-        self._questions.connect(self._journal.asked, self._debugger.reply, self._debugger.waits_for)
+        self.journal = Journal(self.questions.pending, is_awaited=True)
+        self._debugger = PostMortem(ranks, data, rank, self.journal)
+        self.questions.connect(self.journal.asked, self._debugger.reply, self._debugger.waits_for)
         self._fault: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="notebook-launcher debugger", daemon=True)
         self._thread.start()
@@ -284,14 +275,6 @@ class HostedDebugger:
     def is_over(self) -> bool:
         """True once a client has left the debugger, or the rank has died."""
         return not self._thread.is_alive()
-
-    def news(self, request: Follow) -> News:
-        """Return output and prompts, as `Journal.news`."""
-        return self._journal.news(request)
-
-    def answer(self, key: int, text: str) -> bool:
-        """Pass on what was typed at a prompt."""
-        return self._questions.answer(key, text)
 
     def interrupt(self, *, again: bool) -> None:
         """Leave the debugger at its prompt, or end the command that runs in it; `again`: end the rank."""
@@ -304,11 +287,11 @@ class HostedDebugger:
 
     def _run(self) -> None:
         try:
-            self._debugger.serve(self._questions)
+            self._debugger.serve(self.questions)
         except BaseException as fault:  # the client raises it
             self._fault = fault
         finally:
-            self._journal.finish()
+            self.journal.finish()
 
 
 # --------------------------------------------------------------------------------------------------------------------
