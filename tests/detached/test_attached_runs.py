@@ -10,7 +10,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import time
 import zlib
 from pathlib import Path
@@ -25,7 +24,6 @@ from notebook_launcher import (
     ConfigError,
     LaunchConfig,
     RankFailedError,
-    ResourceError,
     Results,
     ReturnValueError,
     Run,
@@ -41,7 +39,7 @@ from notebook_launcher import (
 from notebook_launcher.command_line.program import main
 from notebook_launcher.detached import host_socket, hosted_run
 from notebook_launcher.detached.attached_run import AttachedRun
-from notebook_launcher.detached.ending import HEADER, MAGIC, read_ending
+from notebook_launcher.detached.ending import HEADER, MAGIC
 from notebook_launcher.detached.hosted_run import HostQuestions
 from notebook_launcher.detached.journal import Journal
 from notebook_launcher.detached.requests import PROTOCOL, Ask, Follow
@@ -173,9 +171,7 @@ def test_several_clients_see_one_run(
         pytest.raises(TypeError, match=r"a host does not answer Ask\(name='wait'"),
     ):
         connection.request(Ask(name="wait"))
-    with pytest.raises(
-        TimeoutError, match=r"the run is still running after 0 s \(.*\): .* Call result\(\) without a timeout"
-    ):
+    with pytest.raises(TimeoutError, match=r"the run is still running after 0 s \(.*\): "):
         run.result(timeout=0)
     assert [run.snapshot().is_over for run in runs()] == [False]
     assert re.search(rf"holds.*\n(.*[KMG]B, )?.*host {host.pid}\b", runs().as_text())
@@ -191,9 +187,7 @@ def test_several_clients_see_one_run(
     late = attach(folder=home)
     assert late.result()[0].tolist() == [0, 1, 2]
     assert late.logs(0) == "waits\n"
-    with pytest.raises(
-        CallOrderError, match=r"the run is over \(done\): .* run\.result\(\) and run\.logs\(rank\) have"
-    ):
+    with pytest.raises(CallOrderError, match=r"the run is over \(done\)"):
         late.stacks()
     assert late.stop() is late.stop(wait=False) is None
 
@@ -300,12 +294,6 @@ def test_options_that_need_the_kernel_are_refused(
     assert not home.exists()
 
 
-def test_a_folder_that_cannot_be_made_fails_the_launch(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(ResourceError, match=r"cannot be made in .*/file/runs: Not a directory"):
-        launch(fail, 1, detached=True, runs_folder=tmp_path / "file" / "runs")
-
-
 def test_runs_of_a_kernel_cannot_be_attached_to(home: Path) -> None:
     with pytest.raises(LookupError, match=r"there is no detached run in .*detached=True\) starts one"):
         attach()
@@ -323,20 +311,6 @@ def test_an_attached_run_has_what_a_run_has() -> None:
         if inspect.isfunction(method := getattr(Run, name)):
             mine = inspect.signature(getattr(AttachedRun, name)).parameters
             assert list(mine) == list(inspect.signature(method).parameters), name
-
-
-def test_client_checks_the_protocol_and_the_user_of_the_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        theirs.sendall(b"notebook-launcher host 99\n")
-        with pytest.raises(CallOrderError, match=rf"host speaks protocol 99, and this version .* protocol {PROTOCOL}"):
-            host_socket.greet(ours)
-        monkeypatch.setattr("os.getuid", lambda: 1_000_000)
-        with pytest.raises(PermissionError, match=r"belongs to user \d+, and .* user 1000000: attach as user \d+\."):
-            host_socket.greet(ours)
-        (tmp_path / ENDING).touch()
-        with pytest.raises(RunFolderError, match=r"belongs to another user \(\d+\), so it is not read"):
-            read_ending(tmp_path)
 
 
 def display_and_print() -> None:
@@ -419,20 +393,6 @@ def test_questions_wait_for_a_client(home: Path, tmp_path: Path, capfd: pytest.C
     os.write(terminals[0][1], b" Lovelace\n")
     assert run.result()[0] == "Ada Lovelace"
     assert [end(pid, terminal) for pid, terminal in terminals] == [0, 0]
-
-
-def ask_until_killed() -> None:
-    while True:
-        with contextlib.suppress(KeyboardInterrupt):
-            input("name? ")
-
-
-def test_stop_asks_no_question_of_the_run(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    run = launch(ask_until_killed, 1, detached=True, output="none")
-    until(lambda: [rank.state for rank in run.ranks] == ["asking"])
-    capfd.readouterr()
-    assert runs().stop_all() == 1
-    assert "The question waits for another client." not in capfd.readouterr().err
 
 
 def test_a_debugger_waits_for_a_client(home: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Runs that outlive a real kernel: killed, interrupted, and found again from another kernel."""
+"""Runs and sessions that outlive a real kernel: killed, interrupted, and found again from another kernel."""
 
 from __future__ import annotations
 
@@ -6,18 +6,21 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from notebook_launcher import attach_session, runs
 from notebook_launcher.detached.attaching import attach
 from notebook_launcher.history.run_folders import SOCKET
 from tests.detached.hosts import host_of, release
 from tests.support.kernels import Kernel, Outcome
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 DEFINE = """
 import os, time
-from notebook_launcher import attach, launch, notebook_launch
+from notebook_launcher import Session, attach, attach_session, launch, notebook_launch
 
 class Weights:
     def __init__(self, values):
@@ -34,7 +37,25 @@ def train(gate):
     dist.all_reduce(mine)
     print("ended", flush=True)
     return Weights(mine)
+
+def load():
+    import torch, torch.distributed as dist
+    global weights
+    weights = Weights(torch.ones(3) * (dist.get_rank() + 1))
+
+def use():
+    import torch.distributed as dist
+    dist.all_reduce(weights.values)
+    return weights
+
+def wait_for(gate):
+    print("up", flush=True)
+    while not os.path.exists(gate):
+        time.sleep(0.02)
+    return "through"
 """
+OPEN = "session = Session(2, name='exp', detached=True); session.activate()"
+COME_BACK = "session = attach_session('exp'); session.activate()"
 
 
 @pytest.fixture
@@ -42,19 +63,32 @@ def gate(tmp_path: Path) -> Path:
     return tmp_path / "gate"
 
 
-def test_a_killed_kernels_run_is_found_again_from_another(gate: Path, kernel: Kernel) -> None:
+@pytest.fixture
+def closed() -> Iterator[None]:
+    """Close the session after the test, whatever became of its kernel."""
+    yield
+    attach_session("exp", show=False).close()
+
+
+@pytest.mark.usefixtures("closed")
+def test_a_run_and_a_sessions_memory_outlive_the_kill_of_their_kernel(gate: Path, kernel: Kernel) -> None:
     with Kernel() as first:
-        first.execute(DEFINE)
-        cell = first.start(f"notebook_launch(train, 2, args=({str(gate)!r},), detached=True)")
-        first.wait(cell, until=lambda outcome: "started" in outcome.stdout)
+        first.execute(f"{DEFINE}\n{OPEN}")
+        first.execute("session.run(load)")
+        assert first.execute("%%ranks\ndef double(x):\n    return 2 * x\nlearned = double(3)\nlearned").error is None
+        first.execute(f"launch(train, 2, args=({str(gate)!r},), detached=True)")
+        cell = first.start(f"session.run(wait_for, args=({str(gate)!r},))")
+        first.wait(cell, until=lambda outcome: "up" in outcome.stdout)
         first.kill()
-        run = attach(show=False)
-        host = host_of(run)
-        assert {process.pid for process in host.children(recursive=True)}
+    (run,) = (run for run in runs() if run.name == "train")
+    attached = attach(run.id, show=False)
+    host = host_of(attached)
     kernel.execute(DEFINE)
-    shown = kernel.start("run = attach(); values = run.result(); print([w.values.tolist() for w in values])")
-    kernel.wait(shown, until=lambda outcome: "started" in outcome.stdout)
-    assert run.state == "running"
+    shown = kernel.start(
+        f"{COME_BACK}; run = attach({run.id!r}); values = run.result(); print([w.values.tolist() for w in values])"
+    )
+    kernel.wait(shown, until=lambda outcome: "started" in outcome.stdout and "up" in outcome.stdout)
+    assert attached.state == "running"
     release(gate)
     outcome = kernel.wait(shown)
     assert outcome.error is None
@@ -66,6 +100,14 @@ def test_a_killed_kernels_run_is_found_again_from_another(gate: Path, kernel: Ke
     assert kernel.execute("print(type(values[0]) is Weights, run.state)").stdout == "True done\n"
     host.wait(20)
     assert not (run.folder / SOCKET).exists()
+
+    assert kernel.execute("print(list(session.latest.result()))").stdout == "['through', 'through']\n"
+    used = kernel.execute("values = session.run(use); print([v.values.tolist() for v in values])")
+    assert "[[3.0, 3.0, 3.0], [3.0, 3.0, 3.0]]" in used.stdout
+    assert "[all] 12" in kernel.execute("%%ranks\ndouble(learned)").stdout
+    assert kernel.execute("print(type(values[0]) is Weights)").stdout == "True\n"
+    assert "learned" in (kernel.execute("session.who()").result or "")
+    assert kernel.execute("del session['learned']; 'learned' in session").result == "False"
 
 
 def test_the_first_interrupt_lets_go_of_the_cell_and_the_second_stops_the_run(gate: Path, kernel: Kernel) -> None:
@@ -127,3 +169,56 @@ def test_a_failure_names_the_cell_and_is_shown_once(kernel: Kernel, launch: str)
     assert "ZeroDivisionError" in failed.traceback
     assert "fail: failed after" in failed.stdout
     assert "ZeroDivisionError" not in failed.stdout
+
+
+@pytest.mark.usefixtures("closed")
+def test_an_interrupt_lets_go_of_a_call(gate: Path, kernel: Kernel) -> None:
+    kernel.execute(f"{DEFINE}\n{OPEN}")
+    kernel.execute("session['x'] = 5")
+    cell = kernel.start(f"session.run(wait_for, args=({str(gate)!r},))")
+    kernel.wait(cell, until=lambda outcome: "up" in outcome.stdout)
+    kernel.interrupt()
+    outcome = kernel.wait(cell)
+    assert outcome.error is not None
+    assert outcome.error.startswith("KeyboardInterrupt")
+    assert "is still running; attach(" in outcome.traceback
+    busy = kernel.execute("session['x']")
+    assert busy.error is not None
+    assert "the session is busy with wait_for" in busy.error
+    release(gate)
+    until(lambda: not attach_session("exp", show=False).is_busy)
+    assert kernel.execute("print(list(session['x']))").stdout == "[5, 5]\n"
+
+
+@pytest.mark.usefixtures("closed")
+def test_cells_on_ranks_have_their_traceback_their_debugger_and_their_figures(kernel: Kernel) -> None:
+    kernel.execute(f"{DEFINE}\n{OPEN}")
+    failed = kernel.execute("%%ranks 1\nsecret = 41\nsecret / 0")
+    assert failed.error is not None
+    assert failed.error.startswith("ZeroDivisionError")
+    assert "secret / 0" in failed.traceback
+    answers = iter(["p secret + 1", "q"])
+    asked: list[str] = []
+
+    def answer(prompt: str, _is_password: bool) -> str:  # as `Kernel.wait` calls it
+        asked.append(prompt)
+        return next(answers)
+
+    debugged = kernel.wait(kernel.start("%debug", allow_stdin=True), answer_input=answer)
+    assert debugged.error is None
+    assert asked == ["(rank 1 pdb) "] * 2
+    assert "42" in debugged.stdout
+    assert kernel.execute("%%ranks 1\nsecret").stdout == "[1] 41\n"
+    nothing = kernel.execute("session.debug()")
+    assert nothing.error is not None
+    assert "no rank is to blame" in nothing.error or "must be answered" in nothing.error
+    kernel.execute("%%ranks\nfrom IPython.display import HTML, display")
+    shown = kernel.execute("%%ranks\ndisplay(HTML('<b>figure</b>'))")
+    assert [bundle["data"].get("text/html") for bundle in shown.displays] == ["<b>figure</b>"]
+    tabs = kernel.execute("%%ranks -d all\ndisplay(HTML('<b>figure</b>'))")
+    assert len(tabs.displays) == 1
+    assert "ranks 0, 1</h4><div><b>figure</b>" in tabs.displays[0]["data"]["text/html"]
+    assert kernel.execute("%ranks").result is not None
+    kernel.execute("session.close()")
+    opened = kernel.execute("%ranks 2 detached=True name=exp")
+    assert "2 ranks: <AttachedSession 'exp'" in opened.stdout

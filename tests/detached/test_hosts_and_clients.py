@@ -184,17 +184,6 @@ def test_stopped_host_is_named_and_ends_its_run_in_time(
     assert run.snapshot().seconds < 4 + 5
 
 
-def test_stopped_host_is_continued_to_end_its_run(home: Path, gate: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    other = launch(hold, 1, args=(str(gate),), detached=True, output="none")
-    run = launch(hold, 1, args=(str(gate),), detached=True, output="none")  # The newest is asked first.
-    host = host_of(run)
-    host.suspend()
-    until(lambda: host.status() == psutil.STATUS_STOPPED)  # On a busy machine it stops a moment later.
-    assert runs(home).stop_all() == 2
-    assert (run.state, other.state) == ("stopped", "stopped")
-    assert "was stopped (SIGSTOP), and was continued\n" in capfd.readouterr().err
-
-
 def test_client_that_reads_nothing_does_not_delay_others(home: Path, gate: Path) -> None:
     run = launch(write_much, 1, args=(str(gate),), detached=True, output="none")
     until(lambda: run.logs_since(0, 7_999_999)[0].endswith("written\n"))
@@ -261,22 +250,3 @@ def names_of_frames(thread: int) -> set[str]:
         names.add(frame.f_code.co_name)
         frame = frame.f_back
     return names
-
-
-def test_interrupt_while_a_run_begins_gives_its_id(home: Path) -> None:
-    main_thread = threading.main_thread().ident
-    assert main_thread is not None
-
-    def interrupt() -> None:
-        until(lambda: "_give" in names_of_frames(main_thread))
-        signal.pthread_kill(main_thread, signal.SIGINT)
-
-    thread = threading.Thread(target=interrupt)
-    thread.start()
-    with pytest.raises(KeyboardInterrupt) as interrupted:
-        launch(int, 1, detached=True, output="none")
-    thread.join()
-    (run,) = runs()
-    shown = "".join(interrupted.value._render_traceback_())  # type: ignore[attr-defined]
-    assert shown == f'KeyboardInterrupt: {run.id} is still running; attach("{run.id}") reconnects to it'
-    assert list(attach(run.id, show=False).result(60)) == [0]
