@@ -7,13 +7,12 @@ import datetime as dt
 import os
 import time
 
-from notebook_launcher import Session, launch, notebook_launch
+from notebook_launcher import Session, launch
 from notebook_launcher.gpu_check.checks import SECONDS_TO_REPORT, Check, Hardware, reduce, where
 from notebook_launcher.machine.memory import SHARED_MEMORY
 
 __all__ = ["CHECKS"]
 
-SECONDS_TO_RETURN = 10.0
 SHORT_LIMIT = 3.0
 """Seconds that a collective may take before torch ends it."""
 SHORT_HEARTBEAT = 10
@@ -45,25 +44,6 @@ def _session_after_interrupt(hardware: Hardware) -> str:
         assert seconds < 2 * SECONDS_TO_REPORT, f"the stop took {seconds:.1f} s"
         session.run(where)
     return f"stopped by {rung} in {seconds:.1f} s, next call works"
-
-
-def _return_early() -> None:
-    import torch.distributed as dist
-
-    from notebook_launcher import Accelerator
-
-    device = Accelerator().device
-    if dist.get_rank() == 0:
-        reduce(device)
-
-
-def _early_return(hardware: Hardware) -> str:
-    began = time.monotonic()
-    try:
-        notebook_launch(_return_early, **{**hardware.ranks(2), "timeout": SECONDS_TO_RETURN})
-    except Exception as error:  # gloo's error, or the time limit
-        return f"its peer got {type(error).__name__} after {time.monotonic() - began:.1f} s"
-    raise AssertionError("a rank that waited for a returned rank came out of its collective")
 
 
 def _outlast_the_watchdog() -> None:
@@ -156,5 +136,4 @@ CHECKS = (
     Check(name="session after a collective's time limit", run=_session_after_watchdog, num_gpus=2),
     Check(name="files of NCCL in /dev/shm after a kill", run=_files_of_nccl, num_gpus=2),
     Check(name="memory of a failed call is released", run=_memory_of_a_failure, on_cpu=False),
-    Check(name="early return of one rank", run=_early_return, num_gpus=2),
 )

@@ -172,17 +172,6 @@ def _interrupt(hardware: Hardware) -> str:
     return f"stopped {', after the function '.join(told)}"
 
 
-def _reduce_ranks() -> float:
-    import torch
-    import torch.distributed as dist
-
-    from notebook_launcher import Accelerator
-
-    total = torch.full((1,), float(dist.get_rank() + 1), device=Accelerator().device)
-    dist.all_reduce(total)
-    return float(total)
-
-
 def _random_numbers(hardware: Hardware) -> str:
     import torch
 
@@ -198,12 +187,6 @@ def _random_numbers(hardware: Hardware) -> str:
     own = draw()
     assert drawn == [own] * 2, f"the ranks drew {drawn}, and the kernel would have drawn {own}"
     return "those of the kernel"
-
-
-def _two_ranks_on_one_device(hardware: Hardware) -> str:
-    options = {**hardware.ranks(1), "num_processes": 2, "backend": "gloo"}
-    assert list(notebook_launch(_reduce_ranks, **options)) == [3.0, 3.0]
-    return "by gloo"
 
 
 def _own_contexts(hardware: Hardware) -> str:
@@ -309,6 +292,5 @@ CHECKS = (
     Check(name="tensors in closures, results, exceptions", run=_values_travel),
     Check(name="random numbers of the kernel", run=_random_numbers),
     Check(name="stop during a long kernel", run=_interrupt),
-    Check(name="two ranks on one device", run=_two_ranks_on_one_device),
     Check(name="contexts on the chosen GPU alone", run=_own_contexts, on_cpu=False),
 )

@@ -17,13 +17,12 @@ from notebook_launcher.gpu_check.checks import (
     make_batches,
     make_toy_model,
     mean_loss,
-    train,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["CHECKS", "compare_phases"]
+__all__ = ["CHECKS"]
 
 WIDE = {"cpu": 512, "cuda": 4096}
 TIMED_UPDATES = {"cpu": 20, "cuda": 30}
@@ -62,22 +61,6 @@ def _overflow_once() -> str:
         assert skipped == [False, True, False], f"fused={fused}: skipped {skipped}"
         assert scheduler.get_last_lr() == [1e-2 / 4], f"fused={fused}: the schedule is at {scheduler.get_last_lr()}"
     return "plain and fused AdamW skip and count alike"
-
-
-def _deterministic_weights() -> Any:
-    from notebook_launcher import set_seed
-
-    set_seed(3, deterministic=True)
-    return train()
-
-
-def _deterministic(hardware: Hardware) -> str:
-    import torch
-
-    (first,) = notebook_launch(_deterministic_weights, **hardware.ranks(1))
-    (second,) = notebook_launch(_deterministic_weights, **hardware.ranks(1))
-    assert torch.equal(first, second), "two runs with one seed differ"
-    return "two runs, bitwise equal"
 
 
 def _load_rows() -> None:
@@ -264,6 +247,5 @@ CHECKS = (
     Check(name="waits for the GPU in one window", run=_synchronisations, on_cpu=False),
     Check(name="out of memory: batch size found, memory back", run=_out_of_memory, on_cpu=False),
     Check(name="phases against events", run=_phases),
-    Check(name="deterministic twice", run=_deterministic),
     Check(name="checkpoint with random numbers, on the device", run=_checkpoint),
 )

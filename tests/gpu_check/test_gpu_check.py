@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
@@ -30,8 +29,6 @@ from notebook_launcher.gpu_check.check_program import (
     write_report,
 )
 from notebook_launcher.gpu_check.checks import CHECKS, Check, Hardware
-from tests.gpu.launches import bare, gpu_difference
-from tests.gpu.trainings import compare_phases
 from tests.support.kernels import ROOT
 
 
@@ -134,39 +131,6 @@ def test_interrupted_check_leaves_a_report_of_what_was_tried(tmp_path: Path, mon
         check(only=["accumulation"], folder=str(tmp_path), cpu=True)
     (file,) = tmp_path.glob("gpu-check-*.json")
     assert [outcome["state"] for outcome in json.loads(file.read_text())["checks"]] == ["PASS"]
-
-
-@pytest.mark.parametrize(
-    ("ours", "torchs", "by_number", "told"),
-    [
-        (["a", "b"], ["b", "a"], False, ""),
-        (["a"], ["a", "b"], False, "the launcher sees 1 GPUs, torch 2"),
-        (["a"], ["b"], False, "launcher and torch see different GPUs"),
-        (["a"], ["b"], True, ""),
-        ([""], ["b"], False, ""),
-    ],
-)
-def test_gpus_are_compared_by_their_uuids(ours: list[str], torchs: list[str], told: str, *, by_number: bool) -> None:
-    assert gpu_difference(ours, torchs, by_number=by_number) == told
-    assert [bare(uuid) for uuid in ("GPU-12-34", "MIG-12-34", "")] == ["12-34", "", ""]
-
-
-@pytest.mark.parametrize(
-    ("reported", "expected", "on_gpu", "error"),
-    [
-        (1.05, 1.0, True, None),
-        (1.15, 1.0, True, "forward 1.150 s of 1.000 s"),
-        (0.0, 0.05, True, "forward 0.000 s of 0.050 s: too short to compare"),
-        (0.05, 0.05, True, "forward 0.050 s of 0.050 s: too short to compare"),  # 10 % of so short a time are noise.
-        (0.055, 0.05, False, None),
-    ],
-)
-def test_phases_are_compared_where_there_is_something_to_compare(
-    reported: float, expected: float, *, on_gpu: bool, error: str | None
-) -> None:
-    times: list[dict[str, float]] = [{"forward": reported}, {"forward": expected}]
-    with pytest.raises(AssertionError, match=error) if error else contextlib.nullcontext():
-        assert compare_phases(*times, on_gpu=on_gpu).startswith("forward 1.050 s" if on_gpu else "forward 0.055 s")
 
 
 def test_notebook_finds_the_wheel_and_shows_the_report(
