@@ -60,11 +60,8 @@ print(doctor(launch=False).to_json())
 """
 
 
-def test_command_ends_with_a_real_launch(tmp_path):
-    done = type_command("env", "--json", cwd=tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
-    told = json.loads(done.stdout)
-    assert told["ok"]
+def test_diagnosis_ends_with_a_real_launch():
+    told = json.loads(doctor().to_json())
     launch = {finding["name"]: finding for finding in told["findings"] if finding["area"] == trial.AREA}
     assert list(launch) == [
         "start",
@@ -77,7 +74,6 @@ def test_command_ends_with_a_real_launch(tmp_path):
     assert {finding["verdict"] for finding in launch.values()} == {"good"}
     assert "gloo" in launch["start"]["fact"]
     assert launch["all_reduce of 64 MB"]["fact"].endswith("B/s")
-    assert done.stderr == ""
 
 
 def test_fork_of_a_process_that_used_threads_is_tried_and_reported():
@@ -133,19 +129,6 @@ def test_limits_have_a_verdict_by_what_is_left(tmp_path, monkeypatch):
     assert facts.shared_memory(str(tmp_path / "none")).verdict == "problem"
     monkeypatch.setattr(facts, "SMALL_SHM", 1 << 62)
     assert "--shm-size" in facts.shared_memory(str(tmp_path)).advice
-
-
-def test_slow_look_up_of_a_name_is_a_warning():
-    assert facts.name_finding("name of 127.0.0.1", 0.002).verdict == "fact"
-    slow = facts.name_finding("name of 127.0.0.1", 5.0)
-    assert (slow.verdict, slow.fact) == ("warning", "looked up in 5 s")
-    assert "127.0.0.1 localhost" in slow.advice
-
-
-def test_versions_that_do_not_work_are_problems():
-    assert facts.ipykernel_finding("7.0.1").advice == "%pip install 'ipykernel>=7.1' and restart the kernel"
-    assert facts.torch_finding("").advice == "pip install torch"
-    assert facts.torch_finding("2.13.0").verdict == "fact"
 
 
 def test_failed_launch_is_a_problem_with_the_error():

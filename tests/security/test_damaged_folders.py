@@ -26,11 +26,10 @@ ODD: st.SearchStrategy[Any] = st.sampled_from(
 @pytest.fixture(scope="module")
 def files(recorded_folder: Path) -> dict[str, bytes]:
     found = {path.name: path.read_bytes() for path in recorded_folder.iterdir()}
-    assert {"config.json", "edits.json", "ending.pickle", "environment.json", "function.py", "log-order.txt"} < set(
-        found
-    )
-    assert {"metrics.jsonl", "output.pickle", "pictures.jsonl", "rank-0.log", "summary.json"} < set(found)
-    assert {"picture-0.svg", "picture-1.png", "picture-99.csv", "value-0.parcel", "value-1.parcel"} < set(found)
+    expected = """config.json edits.json ending.pickle environment.json function.py log-order.txt metrics.jsonl
+        output.pickle pictures.jsonl rank-0.log summary.json picture-0.svg picture-1.png picture-99.csv value-0.parcel
+        value-1.parcel"""
+    assert found.keys() >= set(expected.split())
     return found
 
 
@@ -93,12 +92,9 @@ def damage(data: bytes, how: str, at: int, new: Any) -> bytes:
     return b"\n".join(lines) + b"\n"
 
 
-def test_folder_that_is_whole_is_read(files: dict[str, bytes], folder: Path) -> None:
+def test_file_with_holes_that_is_longer_than_any_is_refused(files: dict[str, bytes], folder: Path) -> None:
     write(folder, files)
     assert read_all(folder) == []
-
-
-def test_file_with_holes_that_is_longer_than_any_is_refused(files: dict[str, bytes], folder: Path) -> None:
     for name in ("rank-0.log", "metrics.jsonl", "pictures.jsonl", "function.py", "summary.json", "value-0.parcel"):
         write(folder, files)
         os.truncate(folder / name, 1 << 40)

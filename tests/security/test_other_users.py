@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import itertools
 import os
 import shutil
@@ -28,7 +27,7 @@ from notebook_launcher import (
     open_run,
     runs,
 )
-from notebook_launcher.detached import host_socket, session_folders
+from notebook_launcher.detached import host_socket
 from notebook_launcher.detached.ending import KeptParcels
 from notebook_launcher.detached.host_socket import HostConnection
 from notebook_launcher.detached.host_start import detached_options
@@ -40,7 +39,6 @@ from notebook_launcher.training.checkpoints.folders import MOVES, settle
 from notebook_launcher.travel import pack_value
 from tests.security.evil import Evil
 from tests.security.recorded import READINGS
-from tests.support.drawn_runs import run_of
 from tests.support.toy_runs import make_run
 from tests.support.waiting import until
 
@@ -262,17 +260,6 @@ def test_folders_of_others_take_no_room(tmp_path: Path) -> None:
     run_folders.prune(tmp_path, max_runs=1)
     assert mine.exists()
     assert [run.folder for run in runs(tmp_path)] == [mine]
-
-
-def test_lock_of_another_user_delays_no_session_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session_folders, "LOCKED", 0.1)
-    fd = os.open(tmp_path, os.O_RDONLY)
-    fcntl.flock(fd, fcntl.LOCK_EX)
-    config = LaunchConfig(runs_folder=tmp_path, name="exp")
-    folder, sock = session_folders.make(config, lambda: run_of(kind="session"))
-    sock.close()
-    os.close(fd)
-    assert folder.parent == tmp_path
 
 
 def test_edit_writes_through_no_link(tmp_path: Path) -> None:

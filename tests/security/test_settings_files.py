@@ -52,10 +52,3 @@ def test_named_pipe_is_refused_without_a_wait(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "settings.yaml")
     with pytest.raises(ConfigError, match="is a named pipe"):
         LaunchConfig.from_yaml(tmp_path / "settings.yaml")
-
-
-def test_few_of_many_ignored_settings_are_listed(tmp_path: Path) -> None:
-    path = tmp_path / "settings.yaml"
-    path.write_text(KIND + "".join(f"k{number}: 1\n" for number in range(500)))
-    with pytest.warns(UserWarning, match="k39: 1, and 460 more"):
-        LaunchConfig.from_yaml(path)
