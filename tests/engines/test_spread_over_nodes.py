@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from notebook_launcher import Commands, ConfigError, LaunchConfig, notebook_launch
+from notebook_launcher import Commands, ConfigError, LaunchConfig
 from notebook_launcher.kernel.display.console import label
 from notebook_launcher.machine.allocation import NodeInfo, allocate_nodes
-from tests.engines.options import QUIET
 
 TWO = Commands([[], []])
 NODES = [NodeInfo(number, f"gpu{number + 1}.example.org", "10.0.0.1", 8, ("H100",) * 4) for number in range(3)]
@@ -76,10 +75,6 @@ def test_numbers_that_contradict_each_other_are_refused(options: dict[str, Any],
 
 def node_and_rank() -> tuple[str, str, str]:
     return tuple(os.environ[name] for name in ("NODE_RANK", "LOCAL_RANK", "WORLD_SIZE"))  # type: ignore[return-value]
-
-
-def test_processes_per_node_of_one_machine_is_the_number_of_ranks() -> None:
-    assert list(notebook_launch(node_and_rank, processes_per_node=2, **QUIET)) == [("0", "0", "2"), ("0", "1", "2")]
 
 
 def test_label_names_the_node_of_ranks_that_share_one() -> None:
