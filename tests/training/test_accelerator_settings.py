@@ -36,36 +36,19 @@ def test_settings_of_the_launch_are_adopted():
 @pytest.mark.parametrize(("arguments", "error", "message"), [
     ({"mixed_precision": "fp32"}, ValueError, r"mixed_precision='fp32' is unknown.* It can be 'no', 'fp16', 'bf16'[.]"),
     ({"gradient_accumulation_steps": 0}, ValueError, "gradient_accumulation_steps=0 is too small"),
-    ({"gradient_accumulation_steps": True}, ValueError, "gradient_accumulation_steps=True is a bool"),
     ({"gradient_accumulation_steps": 1.5}, ValueError, "gradient_accumulation_steps=1[.]5 is a float"),
     ({"max_grad_norm": -1}, ValueError, "max_grad_norm=-1 must be more than 0 and finite; None means no clipping"),
-    ({"max_grad_norm": float("inf")}, ValueError, "max_grad_norm=inf must be more than 0 and finite"),
-    ({"max_grad_norm": "1"}, ValueError, "max_grad_norm='1' is a str; it must be a number, or None"),
     ({"gradient_acumulation_steps": 2}, TypeError, r"no argument gradient_acumulation_steps=[.] Did you mean"),
-    ({"zzz": 2}, TypeError, r"no argument zzz=[.] help\(Accelerator\) lists the arguments"),
-    ({"fsdp_plugin": 5}, TypeError, "fsdp_plugin=5 is not a FullyShardedDataParallelPlugin"),
-    ({"parallelism_config": 5}, TypeError, "parallelism_config=5 is not a ParallelismConfig. Pass ParallelismConfig"),
     ({"megatron_lm_plugin": object()}, ValueError, r"Accelerator\(megatron_lm_plugin=...\): Megatron-LM is not supp"),
-    ({"torch_tp_plugin": object()}, ValueError, r"\(torch_tp_plugin=...\): pass parallelism_config=Paral"),
     ({"deepspeed_plugins": {}}, ValueError, r"\(deepspeed_plugins=...\): one DeepSpeedPlugin serves all models"),
     ({"dynamo_backend": "foo"}, ValueError, "dynamo_backend='foo' is no backend of .* 'eager'.*'inductor'"),
-    ({"dynamo_plugin": object()}, ValueError, r"\(dynamo_plugin=...\): pass dynamo_backend='inductor', or compile"),
     ({"kwargs_handlers": [3]}, ValueError, "kwargs_handlers holds 3, which is unknown"),
-    ({"gradient_accumulation_plugin": 4}, TypeError, "_plugin=4 is not a GradientAccumulationPlugin. Pass"),
 ])  # fmt: skip
 def test_invalid_settings_raise_with_valid_values(arguments, error, message):
     from notebook_launcher import Accelerator
 
     with pytest.raises(error, match=message):
         Accelerator(cpu=True, **arguments)
-
-
-def test_number_of_steps_may_be_numpys():
-    from notebook_launcher import Accelerator
-
-    given: Any = np.int64(4)
-    steps = Accelerator(cpu=True, gradient_accumulation_steps=given).gradient_accumulation_steps
-    assert (steps, type(steps)) == (4, int)
 
 
 def test_clipping_norm_may_be_numpys():

@@ -14,16 +14,12 @@ from notebook_launcher import (
     AutocastKwargs,
     DataLoaderConfiguration,
     DistributedDataParallelKwargs,
-    GradientAccumulationPlugin,
     GradScalerKwargs,
     InitProcessGroupKwargs,
     ProfileKwargs,
-    ProjectConfiguration,
-    find_executable_batch_size,
 )
 
 Net = torch.nn.Linear
-FLOAT_SIZE: Any = 8.0
 
 
 def optimizer_of(model: torch.nn.Module) -> torch.optim.Optimizer:
@@ -33,15 +29,10 @@ def optimizer_of(model: torch.nn.Module) -> torch.optim.Optimizer:
 @pytest.mark.parametrize(("arguments", "message"), [
     ({"dataloader_config": {"split_batches": True}}, r"dataloader_config=\{.*\} is not a DataLoaderConfiguration[.] P"),
     ({"project_config": "runs"}, "project_config='runs' is not a ProjectConfiguration. Pass ProjectConfiguration"),
-    ({"deepspeed_plugin": "a.json"}, "deepspeed_plugin='a.json' is not a DeepSpeedPlugin. Pass DeepSpeedPlugin"),
     ({"kwargs_handlers": AutocastKwargs()}, r"AutocastKwargs\(.*\) is not a list. Write kwargs_handlers=\[AutocastK"),
     ({"kwargs_handlers": [AutocastKwargs]}, r"is unknown. Pass an object of the class: AutocastKwargs\(\)"),
     ({"rng_types": ["torch", "numpy"]}, r"rng_types=\['torch', 'numpy'\]: 'numpy' is unknown. It can hold 'torch', 'c"),
     ({"cpu": "yes"}, "cpu='yes' is a str; it must be True or False"),
-    ({"device_placement": "no"}, "device_placement='no' is a str; it must be True or False"),
-    ({"step_scheduler_with_optimizer": 2}, "step_scheduler_with_optimizer=2 is an int; it must be True or False"),
-    ({"split_batches": "False"}, "split_batches='False' is a str; it must be True or False"),
-    ({"dispatch_batches": "auto"}, "dispatch_batches='auto' is a str; it must be True or False, or None"),
     ({"check_ranks": "x"}, "check_ranks='x' is a str; it must be True or False"),
 ])  # fmt: skip
 def test_argument_of_another_type_is_refused(arguments: dict[str, Any], message: str) -> None:
@@ -52,10 +43,6 @@ def test_argument_of_another_type_is_refused(arguments: dict[str, Any], message:
 @pytest.mark.parametrize(("record", "arguments", "message"), [
     (DataLoaderConfiguration, {"even_batches": 3}, "even_batches=3 is an int; it must be True or False"),
     (DataLoaderConfiguration, {"data_seed": "7"}, "data_seed='7' is a str; it must be a whole number"),
-    (GradientAccumulationPlugin, {"sync_with_dataloader": "no"}, "sync_with_dataloader='no' is a str; it must be True"),
-    (ProjectConfiguration, {"iteration": 1.5}, "iteration=1.5 is a float; it must be a whole number"),
-    (GradScalerKwargs, {"init_scale": "1"}, "init_scale='1' is a str; it must be a number"),
-    (AutocastKwargs, {"enabled": None}, "enabled=None is a NoneType; it must be True or False"),
     (InitProcessGroupKwargs, {"timeout": 600}, r"timeout=600 is an int; it must be a datetime.timedelta. Pass timede"),
     (ProfileKwargs, {"activities": "cpu"}, r"activities='cpu' is a str; it must be a list: \['cpu'\]"),
     (DistributedDataParallelKwargs, {"comm_hook": "fp8"}, "comm_hook='fp8' is unknown. It can be 'no', 'fp16', 'bf16'"),
@@ -63,15 +50,6 @@ def test_argument_of_another_type_is_refused(arguments: dict[str, Any], message:
 def test_field_of_another_type_is_refused(record: type, arguments: dict[str, Any], message: str) -> None:
     with pytest.raises((TypeError, ValueError), match=message):
         record(**arguments)
-
-
-def test_switches_may_be_numbers_of_numpy_and_python() -> None:
-    import numpy as np
-
-    given: Any = np.bool_(True)
-    number: Any = 0
-    assert DataLoaderConfiguration(split_batches=given, even_batches=number).split_batches
-    assert Accelerator(cpu=True, rng_types=["torch"]).rng_types == ["torch"]
 
 
 def test_record_of_another_package_is_named_with_its_module() -> None:
@@ -91,32 +69,18 @@ def test_record_of_another_package_is_named_with_its_module() -> None:
     (lambda a, m, o: a.prepare(torch.optim.SGD), r"got the class SGD. Pass an object of it: SGD\(...\)"),
     (lambda a, m, o: a.prepare(m.weight * 2), r"got a tensor that was computed \(MulBackward0\)"),
     (lambda a, m, o: a.prepare(m, device_placement=True), "device_placement=True is a bool; it must be a list"),
-    (lambda a, m, o: a.prepare(m, device_placement=["x"]), "device_placement='x' is a str; it must be True or False"),
     (lambda a, m, o: a.prepare_scheduler(o), r"prepare_scheduler\(SGD\): pass a learning-rate scheduler"),
-    (lambda a, m, o: a.prepare_optimizer(m), r"prepare_optimizer\(Linear\): pass an optimizer of torch"),
-    (lambda a, m, o: a.prepare_model(o), r"prepare_model\(SGD\): pass a module of torch"),
     (lambda a, m, o: a.prepare_data_loader([1]), r"prepare_data_loader\(list\): pass a DataLoader, such as"),
     (lambda a, m, o: a.skip_first_batches([1], 1), r"dataloader=\[1\] is not a DataLoader. Pass a prepared loader"),
     (lambda a, m, o: a.clip_grad_norm_(m.parameters(), -1), "max_norm=-1 must be 0 or more; to clip nothing, leave"),
-    (lambda a, m, o: a.clip_grad_norm_(m.parameters(), "1"), "max_norm='1' is a str; it must be a number"),
-    (lambda a, m, o: a.clip_grad_norm_(m.parameters(), None), "max_norm=None is a NoneType; it must be a number"),
-    (lambda a, m, o: a.clip_grad_value_(m.parameters(), -0.5), "clip_value=-0.5 must be 0 or more"),
     (lambda a, m, o: a.backward(m.weight.sum(), weight="3"), "weight='3' is not a number"),
-    (lambda a, m, o: a.backward(m.weight.sum(), weight=True), "weight=True is not a number"),
     (lambda a, m, o: a.on_process(print, process_index="0"), "process_index='0' is a str; it must be a whole number"),
-    (lambda a, m, o: a.on_local_process(print, local_process_index=-1), "local_process_index=-1 is too small"),
     (lambda a, m, o: a.no_sync(m), r"no_sync\(Linear\): nothing in it was prepared. Pass the model that"),
-    (lambda a, m, o: find_executable_batch_size(print, FLOAT_SIZE), "starting_batch_size=8.0 is a float; it must be"),
     (lambda a, m, o: a.autocast("bf16"), "autocast_handler='bf16' is not an AutocastKwargs. Pass AutocastKwargs"),
-    (lambda a, m, o: a.profile("trace"), "profile_handler='trace' is not a ProfileKwargs"),
     (lambda a, m, o: a.join_uneven_inputs(m).__enter__(), r"join_uneven_inputs\(Linear\): pass a list of models"),
     (lambda a, m, o: a.log([0.5]), r"log\(list\): pass metrics by name, such as \{'loss': loss\}"),
-    (lambda a, m, o: a.log_images([0.5]), r"log_images\(list\): pass images by name, such as \{'input': image\}"),
-    (lambda a, m, o: a.get_state_dict(None), r"get_state_dict\(NoneType\): pass a model"),
     (lambda a, m, o: a.unscale_gradients(o), r"unscale_gradients\(SGD\): it was not prepared. Pass an optimizer that"),
-    (lambda a, m, o: a.unscale_gradients([m]), r"unscale_gradients\(Linear\): it was not prepared"),
     (lambda a, m, o: a.clip_grad_norm_(a, 1.0), "Gradients of an Accelerator cannot be clipped. Pass parameters"),
-    (lambda a, m, o: a.reduce(m.weight, "sum", scale="x"), "scale='x' is a str; it must be a number"),
 ])  # fmt: skip
 def test_method_refuses_an_argument_of_another_type(call: Any, message: str) -> None:
     model = Net(1, 1)
@@ -143,21 +107,11 @@ def test_gradients_of_a_model_can_be_clipped_by_its_name() -> None:
     assert next(model.parameters()).grad.item() == 0.25
 
 
-def test_gradients_are_clipped_to_a_value_where_there_are_none() -> None:
-    accelerator, model = Accelerator(cpu=True), Net(1, 1)
-    accelerator.clip_grad_value_(accelerator.prepare(model), 0.25)
-    assert model.weight.grad is None
-
-
 def test_bucket_size_none_is_the_one_of_torch() -> None:
     assert DistributedDataParallelKwargs(bucket_cap_mb=None).bucket_cap_mb == 25
 
 
-@pytest.mark.parametrize(
-    "choose",
-    [lambda g, p: None, lambda g, p: g, lambda g, p: [g], lambda g, p: (p,)],
-    ids=["all", "one", "list", "its"],
-)
+@pytest.mark.parametrize("choose", [lambda g, p: None, lambda g, p: [g], lambda g, p: p], ids=["all", "given", "its"])
 def test_unscale_gradients_takes_the_name_before_prepare(choose: Any) -> None:
     handler = GradScalerKwargs(init_scale=4.0)
     accelerator, model = Accelerator(cpu=True, mixed_precision="fp16", kwargs_handlers=[handler]), Net(1, 1, bias=False)

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from notebook_launcher import Accelerator, GradScalerKwargs
-from notebook_launcher.training.checkpoints import loading
 from notebook_launcher.training.checkpoints.loading import with_counters_on_cpu
-from notebook_launcher.training.resolving import check_precision, emulates_bf16
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from notebook_launcher.training.resolving import check_precision
 
 
-@pytest.mark.parametrize("fused", [False, True])
-@pytest.mark.parametrize("max_grad_norm", [None, 1.0])
+@pytest.mark.parametrize(("fused", "max_grad_norm"), [(False, 1.0), (True, None)])
 def test_step_that_overflows_is_skipped_and_the_schedule_waits(fused: bool, max_grad_norm: float | None) -> None:
     scaler = GradScalerKwargs(init_scale=1024.0)
     accelerator = Accelerator(cpu=True, mixed_precision="fp16", max_grad_norm=max_grad_norm, kwargs_handlers=[scaler])
@@ -48,30 +43,6 @@ def test_step_counters_of_a_checkpoint_are_loaded_onto_the_cpu() -> None:
     assert with_counters_on_cpu({"kind": "another"}) == {"kind": "another"}
 
 
-def test_every_checkpoint_is_loaded_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    accelerator = Accelerator(cpu=True)
-    model: Any = torch.nn.Linear(2, 1)
-    model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters()))
-    accelerator.backward(model(torch.ones(1, 2)).sum())
-    optimizer.step()
-    accelerator.save_state(str(tmp_path))
-    moved: list[Any] = []
-
-    def note(state: Any) -> Any:
-        moved.append(state)
-        return state
-
-    monkeypatch.setattr(loading, "with_counters_on_cpu", note)
-    for where in (None, "cpu", "on_device"):
-        accelerator.load_state(str(tmp_path), map_location=where)
-    assert [state["state"][0]["step"].item() for state in moved] == [1.0] * 3
-
-
-@pytest.mark.parametrize(("capability", "expected"), [((7, 0), True), ((7, 5), True), ((8, 0), False), ((9, 0), False)])
-def test_gpus_before_ampere_emulate_bf16(capability: tuple[int, int], expected: bool) -> None:
-    assert emulates_bf16(capability) is expected
-
-
 @pytest.mark.parametrize(("capability", "num_warnings"), [((7, 5), 1), ((8, 6), 0)])
 def test_bf16_that_is_emulated_warns_of_what_is_faster(
     capability: tuple[int, int], num_warnings: int, monkeypatch: pytest.MonkeyPatch
@@ -86,29 +57,3 @@ def test_bf16_that_is_emulated_warns_of_what_is_faster(
     told = [str(warning.message) for warning in caught]
     assert len(told) == num_warnings
     assert all("Tesla T4 has no bf16 arithmetic" in text and "'fp16' is faster" in text for text in told)
-
-
-class Batch:
-    """A batch that knows whether it was moved."""
-
-    def __init__(self, rows: torch.Tensor, moves: list[str]) -> None:
-        self.rows, self.moves = rows, moves
-
-    def to(self, device: Any, **_: Any) -> Batch:
-        return Batch(self.rows, [*self.moves, str(device)])
-
-
-def test_check_accumulation_moves_the_batches_of_both_sides() -> None:
-    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
-    model = accelerator.prepare(torch.nn.Linear(2, 1))
-    moves = []
-
-    def loss(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
-        moves.append(batch.moves)
-        outputs: torch.Tensor = model(batch.rows)
-        return outputs.square().mean()
-
-    batches = [Batch(torch.randn(3, 2), []) for _ in range(2)]
-    report = accelerator.check_accumulation(model, batches, loss, weight=lambda batch: len(batch.rows))
-    assert report
-    assert all(moves)

@@ -118,11 +118,3 @@ def test_leaf_on_the_cpu_is_prepared_over_the_gpu(gpu_group: GpuGroup) -> None:
     leaf = accelerator.prepare(torch.zeros(3, requires_grad=True))
     assert leaf.device.type == "cpu"
     assert gpu_group.calls == ["broadcast"]
-
-
-def test_model_on_the_cpu_is_refused_by_a_group_for_gpus(gpu_group: GpuGroup) -> None:
-    accelerator = Accelerator(cpu=True, device_placement=False, check_ranks=False)
-    message = r"prepare\(Linear\): the model is on the CPU, and .* \(cuda:gpunccl\) takes .* launch with devices='cpu'"
-    with pytest.raises(RuntimeError, match=message):
-        accelerator.prepare(torch.nn.Linear(2, 2))
-    assert gpu_group.calls == []

@@ -16,7 +16,6 @@ from torch.nn.parallel import DistributedDataParallel
 from notebook_launcher import Session, notebook_launch
 from notebook_launcher.training.accelerator import Accelerator
 from notebook_launcher.training.device_memory import (
-    clear_device_cache,
     find_executable_batch_size,
     release_memory,
     should_reduce_batch_size,
@@ -56,11 +55,6 @@ def test_gpu_s_lack_of_memory_is_recognised(error):
     assert should_reduce_batch_size(error)
 
 
-@pytest.mark.parametrize("error", [RuntimeError("shape"), ValueError("out of memory"), KeyboardInterrupt()], ids=repr)
-def test_other_errors_do_not_count_as_out_of_memory(error):
-    assert not should_reduce_batch_size(error)
-
-
 # What is freed
 
 
@@ -69,18 +63,6 @@ class Knot:
 
     def __init__(self) -> None:
         self.itself = self
-
-
-def test_clearing_can_collect_cycles():
-    gc.disable()
-    try:
-        seen = weakref.ref(Knot())
-        clear_device_cache()
-        assert seen() is not None
-        clear_device_cache(garbage_collection=True)
-        assert seen() is None
-    finally:
-        gc.enable()
 
 
 def test_release_memory_gives_a_none_for_each():
@@ -122,23 +104,15 @@ def fits_up_to(limit: int, *, memory: list[int]) -> Any:
     return train
 
 
-def test_size_falls_as_with_accelerate_until_it_fits():
-    from accelerate.utils import find_executable_batch_size as theirs
-
-    sizes: list[list[int]] = [[], []]
-    for finder, memory in zip((find_executable_batch_size, theirs), sizes, strict=True):
-        finder(fits_up_to(20, memory=memory))()
-    assert sizes[0] == sizes[1]
-    assert (sizes[0][0], sizes[0][-1]) == (128, 19)
-
-
-def test_arguments_follow_the_size_and_the_next_call_starts_where_this_one_ended():
+def test_size_falls_by_a_tenth_until_it_fits_and_the_next_call_starts_there():
     sizes: list[int] = []
     train = find_executable_batch_size(starting_batch_size=10)(fits_up_to(8, memory=sizes))
     assert train("a", b=1) == (8, ("a",), {"b": 1})
     assert train() == (8, (), {})
     assert sizes == [10, 9, 8, 8]
-    assert train.__name__ == "train"
+    sizes.clear()
+    find_executable_batch_size(fits_up_to(20, memory=sizes))()
+    assert sizes == [128, 115, 103, 92, 82, 73, 65, 58, 52, 46, 41, 36, 32, 28, 25, 22, 19]  # as with Accelerate
 
 
 def test_reduction_can_be_chosen():
@@ -164,16 +138,6 @@ def test_reduction_that_does_not_reduce_is_refused():
     train = find_executable_batch_size(fits_up_to(0, memory=[]), 4, lambda: 4)
     with pytest.raises(ValueError, match=r"returned 4 after a batch size of 4 had not fitted\. It must return"):
         train()
-
-
-def test_another_error_is_raised_as_it_is():
-    @find_executable_batch_size
-    def train(_size):
-        int("boom")
-
-    with pytest.raises(ValueError, match="boom") as caught:
-        train()
-    assert caught.traceback[-1].name == "train"
 
 
 @pytest.mark.parametrize(
@@ -270,13 +234,10 @@ def search(where: str, culprits: set[int]) -> Any:
 @pytest.mark.parametrize(
     ("where", "culprits", "num_ranks"),
     [
-        ("in forward", {0}, 2),
-        ("in backward", {0}, 2),
         ("before a barrier", {0}, 2),
         ("at the end", {0, 1}, 2),
         ("model kept", {0}, 2),
         ("in backward", {0, 2}, 3),
-        ("at the end", {1}, 3),
     ],
 )
 def test_ranks_try_again_together(where, culprits, num_ranks):
@@ -306,40 +267,9 @@ def test_ranks_end_with_one_size_or_raise_together():
     assert list(notebook_launch(work, 2, output="none", timeout=30)) == [[10, 10, [16, 14, 12, 10, 10], 5]] * 2
 
 
-def test_another_error_of_a_rank_ends_the_run():
+def test_group_and_model_from_outside_are_warned_of_and_refused_afterwards():
     def work():
-        @find_executable_batch_size(starting_batch_size=16)
-        def train(_size):
-            if dist.get_rank() == 1:
-                int("boom")
-            dist.barrier()
-
-        train()
-
-    with pytest.raises(ValueError, match="boom") as caught:
-        notebook_launch(work, 2, output="none", timeout=30)
-    assert caught.value.rank == 1  # type: ignore[attr-defined]
-
-
-def test_rank_that_fails_lets_those_that_have_finished_return():
-    def work():
-        @find_executable_batch_size
-        def train(size):
-            if dist.get_rank() == 1:
-                int("boom")
-            return size
-
-        try:
-            return train()
-        except ValueError as error:
-            return str(error)[:7]
-
-    assert list(notebook_launch(work, 2, output="none", timeout=30)) == [128, "invalid"]
-
-
-def test_model_made_outside_is_refused_afterwards():
-    def work():
-        model = DistributedDataParallel(torch.nn.Linear(1, 1))
+        held, model = dist.group.WORLD, DistributedDataParallel(torch.nn.Linear(1, 1))
 
         @find_executable_batch_size(starting_batch_size=2)
         def train(size):
@@ -347,20 +277,6 @@ def test_model_made_outside_is_refused_afterwards():
                 exhaust()
             with pytest.raises(RuntimeError, match="Create and prepare the model inside the function"):
                 model(torch.ones(1, 1))
-
-        train()
-
-    notebook_launch(work, 2, output="none", timeout=30)
-
-
-def test_process_group_that_other_code_refers_to_warns():
-    def work():
-        held = dist.group.WORLD
-
-        @find_executable_batch_size(starting_batch_size=2)
-        def train(size):
-            if size > 1:
-                exhaust()
             return held is dist.group.WORLD
 
         with pytest.warns(UserWarning, match="still refers to the process group"):

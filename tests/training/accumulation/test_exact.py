@@ -82,15 +82,6 @@ def check(results: list[Any], num_ranks: int) -> list[float]:
 
 
 @MANY
-@given(num_ranks=RANKS, num_samples=st.integers(1, 24), batch_size=st.integers(1, 4), steps=STEPS, even=st.booleans())
-def test_map_style_data_accumulates_exactly(ranks, num_ranks, num_samples, batch_size, steps, even):
-    results = ranks.run(num_ranks, train, "map", num_samples, batch_size, steps, {"even_batches": even})
-    indices = check(results, num_ranks)
-    if not even:
-        assert sorted(indices) == list(range(num_samples)), "each sample counts once"
-
-
-@MANY
 @given(
     num_ranks=RANKS, num_samples=st.integers(1, 24), batch_size=st.integers(1, 4), steps=STEPS, dispatch=st.booleans()
 )

@@ -127,29 +127,6 @@ def test_batches_without_a_block_on_all_ranks_or_with_weights_are_exact(ranks: S
     assert weighed[0] == pytest.approx([*means(2)[:2], (17 + 18 + 19 + 21 + 22 + 23 + 24) / 7], abs=1e-12)
 
 
-def test_batch_that_one_rank_draws_from_another_loader_is_not_left_out(ranks: Sessions) -> None:
-    def train_beside_another() -> list[float]:
-        accelerator = Accelerator(cpu=True)
-        model = torch.nn.Linear(1, 1, bias=False, dtype=torch.float64)
-        data: Any = torch.arange(1.0, 13.0, dtype=torch.float64)[:, None]
-        model, optimizer, loader, other = accelerator.prepare(
-            model, torch.optim.SGD(model.parameters(), lr=1.0), DataLoader(data, 1), DataLoader(data, 1)
-        )
-        others, gradients = iter(other), []
-        next(others)
-        for number, numbers in enumerate(loader):
-            if number in (2, 4) and accelerator.process_index == 1:
-                next(others)
-            with accelerator.accumulate(model):
-                accelerator.backward(model(numbers).mean())
-                gradients.append(next(model.parameters()).grad.item())
-                optimizer.zero_grad()
-        return gradients
-
-    for gradients in ranks.run(2, train_beside_another):
-        assert gradients == [1.5, 3.5, 5.5, 7.5, 9.5, 11.5]
-
-
 def test_end_of_a_window_that_one_rank_leaves_out_is_an_error_at_its_next_backward(ranks: Sessions) -> None:
     with pytest.raises(RuntimeError, match=f"update 1: rank 1 left a .*{MISTAKE}.*run its backward with weight=0"):
         ranks.run(2, lambda: train({1: (3,)}, steps=True))

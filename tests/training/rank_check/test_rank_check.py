@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -140,21 +139,6 @@ def test_optimizer_that_was_not_prepared_raises_at_its_first_local_step(ranks: S
     assert first == second
 
 
-def test_hook_of_an_accelerator_outlives_it_until_the_next_one_only(ranks: Sessions) -> None:
-    def count() -> list[int]:
-        from torch.optim.optimizer import _global_optimizer_pre_hooks as hooks
-
-        found = []
-        for _ in range(4):
-            Accelerator(cpu=True)
-            gc.collect()
-            found.append(len(hooks))
-        return found
-
-    for found in ranks.run(2, count):
-        assert found == [found[0]] * 4
-
-
 # What may differ.
 
 
@@ -226,21 +210,12 @@ def train_two_networks_in_fp16(_: Path) -> int:
     return 5
 
 
-def train_beside_models_of_a_ranks_own(_: Path) -> int:
-    training = Training()
-    training.accelerator.prepare_model(make_model(training.rank), evaluation_mode=True)
-    if training.rank == 0:
-        training.accelerator.prepare_model(make_model(), evaluation_mode=True)
-    return training.steps(5)
-
-
 HARMLESS = {
     train_local_sgd: 4,
     train_after_a_join: 9,
     train_buffers_and_ignored_parameters: 5,
     train_a_sharded_optimizer: 5,
     train_two_networks_in_fp16: 5,
-    train_beside_models_of_a_ranks_own: 5,
 }
 
 

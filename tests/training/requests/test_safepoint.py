@@ -17,8 +17,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from notebook_launcher import Accelerator, Session, launch, notebook_launch, report, track
 from notebook_launcher.errors import CallOrderError, RunStoppedError
-from notebook_launcher.messaging import board_layout
-from tests.support.run_state import data_of
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
@@ -233,42 +231,6 @@ def test_another_stop_does_not_wait_for_the_step():
     run.stop(after_step=True, wait=False)
     assert not run.wait(0.2)
     assert run.stop() == "interrupt"
-
-
-class SlowMemory:
-    """Memory whose writer, the run's thread, is held up when it has asked the ranks to stop."""
-
-    def __init__(self, memory: Any) -> None:
-        self.memory = memory
-
-    def __getitem__(self, index: Any) -> Any:
-        return self.memory[index]
-
-    def __setitem__(self, index: Any, value: Any) -> None:
-        self.memory[index] = value
-        if index == board_layout.STOP_FLAG:
-            time.sleep(0.5)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.memory, name)
-
-
-def test_rank_may_stop_before_the_caller_of_stop_continues():
-    def loop() -> None:
-        for number in track(range(10**9)):
-            if number < 20:  # A rank that always reports would wait for the thread, which is held up, to read.
-                report(number=number)
-
-    run = launch(loop, 1, output="none")
-    until(functools.partial(has_reported, run), run)
-    attempt: Any = data_of(run).attempt
-    tree = attempt.tree
-    tree.board.memory = SlowMemory(tree.board.memory)
-    for _ in range(2):
-        run.stop(after_step=True, wait=False)
-    run.wait()
-    assert run.stop() == "ask"  # What it came to; the run is over.
-    assert repr(run.exception()) == "RunStoppedError('the run was stopped before rank 0 returned')"
 
 
 def test_ranks_that_never_look_are_stopped_as_always():

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +15,6 @@ from notebook_launcher import Accelerator, launch, notebook_launch, open_run, re
 from notebook_launcher.errors import CallOrderError, RunStoppedError
 from notebook_launcher.settings.changes import ACCELERATOR_SETTINGS, apply_change, check_change, read_wanted
 from notebook_launcher.training.requests import scale_rates
-from notebook_launcher.widgets.monitor.feed import Feed
-from notebook_launcher.widgets.monitor.page_requests import PageRequests
 from tests.support.run_state import data_of
 from tests.support.waiting import until
 
@@ -62,7 +58,7 @@ def train(num_updates: int = 0) -> list[tuple[Any, ...]]:
 
 @pytest.fixture
 def run() -> Iterator[Run]:
-    run = launch(train, 3, output="none", monitor=False)
+    run = launch(train, 2, output="none", monitor=False)
     until(lambda: len(run.metrics) > 6, run)
     yield run
     run.stop()
@@ -79,7 +75,7 @@ def test_change_comes_after_the_same_update_on_all_ranks(run: Run) -> None:
     until(lambda: run.metrics[-1].values["updates"] > seen + 4, run)
     run.set(enough=1)
     results = run.result()
-    assert results[0] == results[1] == results[2]
+    assert results[0] == results[1]
     update = run.changes[0].update
     before, after = results[0][2:update], results[0][update:]
     assert set(before) == {(0.4, 1.0, 2, 2, 0.75)}
@@ -103,7 +99,7 @@ def test_pause_holds_all_ranks_until_resume(run: Run, capsys: pytest.CaptureFixt
     until(lambda: run.state == "running" and run.metrics[-1].values["updates"] > update, run)
     run.set(enough=True)
     results = run.result()
-    assert results[0] == results[1] == results[2]
+    assert results[0] == results[1]
     assert {made[0] for made in results[0][int(update) :]} == {0.2}
     shown = capsys.readouterr().out
     assert f"paused after update {update:g}\n" in shown
@@ -143,26 +139,16 @@ OFFERED = {"temperature": 0.7, "layers": 3, "noisy": True}
     ("name", "wanted", "words"),
     [
         ("lr", "half", r"lr='half' must be a number, more than 0, or a factor such as \"x0.5\"\."),
-        ("lr", -1.0, "more than 0"),
-        ("lr", float("nan"), "must be a number"),
-        ("lr", "x.", "must be a number"),
         ("lr", "x0", "more than 0, or a factor"),
-        ("max_grad_norm", "x 0.0", "more than 0, or a factor"),
         ("lr", None, "must be a number"),
-        ("lr", True, "must be a number"),
         ("max_grad_norm", 0, "or None for no clipping"),
         ("gradient_accumulation_steps", "x2", "='x2' is a str; it must be a whole number"),
         ("gradient_accumulation_steps", 0, "=0 is too small; it must be 1 or more"),
         ("temprature", 1, "this run offers lr, max_grad_norm, gradient_accumulation_steps, layers, noisy, temperature"),
         ("temperature", None, r"temperature=None must be a number, or a factor such as \"x0.5\"\."),
-        ("temperature", True, "must be a number, or a factor"),
         ("layers", 2.5, r"layers=2.5 must be a whole number, or a factor such as \"x0.5\"\."),
-        ("layers", False, "must be a whole number, or a factor"),
         ("noisy", 3, r"noisy=3 must be True or False\."),
-        ("noisy", "x2", "must be True or False"),
         ("gradient_accumulation_steps", np.int64(0), "=0 is too small"),
-        ("lr", np.float32("inf"), "must be a number"),
-        ("lr", np.int64(-1), "more than 0"),
     ],
 )
 def test_impossible_changes_are_refused(name: str, wanted: Any, words: str) -> None:
@@ -174,16 +160,10 @@ def test_impossible_changes_are_refused(name: str, wanted: Any, words: str) -> N
     ("name", "wanted", "expected"),
     [
         ("gradient_accumulation_steps", np.int64(4), 4),
-        ("lr", np.float32(0.5), 0.5),
-        ("max_grad_norm", np.float64(2.0), 2.0),
         ("temperature", np.float32(0.25), 0.25),
-        ("layers", np.int32(2), 2),
-        ("temperature", -2, -2),
         ("temperature", "x0", "x0"),
-        ("layers", 4.0, 4.0),
         ("layers", "x0.5", "x0.5"),
         ("noisy", False, False),
-        ("noisy", 1, 1),
     ],
 )
 def test_values_of_the_offered_type_are_accepted(name: str, wanted: Any, expected: Any) -> None:
@@ -191,18 +171,12 @@ def test_values_of_the_offered_type_are_accepted(name: str, wanted: Any, expecte
     assert (change, type(change)) == (expected, type(expected))
 
 
-def test_factor_of_a_setting_that_is_none_is_refused_in_code_and_in_the_monitor(run: Run) -> None:
+def test_factor_of_a_setting_that_is_none_is_refused(run: Run) -> None:
     run.set(max_grad_norm=None)
     until(lambda: len(run.changes) == 1, run)
     words = r"max_grad_norm='x2' is a factor, but max_grad_norm is none, and has no value\. Give a number"
     with pytest.raises(ValueError, match=words):
         run.set(lr="x0.5", max_grad_norm="x2")
-    feed = Feed(run, can_act=True)
-    typed = {"name": "max_grad_norm", "value": "x2"}
-    PageRequests(run, feed, threading.RLock()).carry_out("set", typed, lambda: None)
-    (answer,) = until(lambda: (feed.update() or {}).get("answers"), run)
-    assert answer["name"] == "max_grad_norm"
-    assert re.match(words, answer["problem"])
     run.set(max_grad_norm=2.0)
     until(lambda: len(run.changes) == 2, run)
     run.set(max_grad_norm="x2")
@@ -224,8 +198,6 @@ def test_every_setting_in_the_table_is_shown_and_can_be_changed() -> None:
 
 
 SCHEDULES: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
-    "step": lambda optimizer: schedulers.StepLR(optimizer, 7, 0.5),
-    "cosine": lambda optimizer: schedulers.CosineAnnealingLR(optimizer, 40),
     "restarts": lambda optimizer: schedulers.CosineAnnealingWarmRestarts(optimizer, 8),
     "one cycle": lambda optimizer: schedulers.OneCycleLR(optimizer, 0.4, total_steps=60),
     "cyclic": lambda optimizer: schedulers.CyclicLR(optimizer, 0.1, 0.4, step_size_up=5),
@@ -256,43 +228,6 @@ def test_schedule_keeps_its_shape(name: str) -> None:
     before, after = rates(None), rates(12)
     assert after[:24] == before[:24]
     assert after[24:] == pytest.approx([rate * 0.5 for rate in before[24:]])
-
-
-def test_tensor_rates_are_changed_in_place() -> None:
-    rate = torch.tensor(0.5)
-    optimizer = torch.optim.Adam([torch.nn.Parameter(torch.ones(1))], lr=rate)
-    scale_rates(optimizer, [], 0.5)
-    assert optimizer.param_groups[0]["lr"] is rate
-    assert rate.item() == 0.25
-
-
-def bare_loop() -> float:
-    """Train without `accumulate` and without a loader until a tunable says so; two losses make an update."""
-    accelerator = Accelerator()
-    model = torch.nn.Linear(2, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    model, optimizer = accelerator.prepare(model, optimizer)
-    updates = 0
-    while not tunable("enough", False):
-        for _ in range(2):
-            accelerator.backward(model(torch.ones(1, 2)).square().mean())
-        optimizer.step()
-        optimizer.zero_grad()
-        updates += 1
-        report(updates=updates)
-    return float(optimizer.param_groups[0]["lr"])
-
-
-def test_loop_without_blocks_and_loader_is_steered() -> None:
-    run = launch(bare_loop, 2, output="none", monitor=False)
-    until(lambda: run.metrics, run)
-    run.set(lr=0.125)
-    until(lambda: run.changes, run)
-    run.pause()
-    until(lambda: run.state == "paused", run)
-    run.resume()
-    run.set(enough=True)
-    assert list(run.result()) == [0.125, 0.125]
 
 
 def test_rate_of_zero_and_a_limit_of_none_take_no_factor(capsys: pytest.CaptureFixture[str]) -> None:
@@ -326,11 +261,6 @@ def test_tunable_is_its_default_outside_a_run() -> None:
 def test_tunable_needs_a_name_of_its_own(name: str, default: Any) -> None:
     with pytest.raises(ValueError, match=r"the name must be a keyword for run\.set"):
         tunable(name, default)
-
-
-def test_tunable_must_be_a_number() -> None:
-    with pytest.raises(TypeError, match="the default is a str; it must be a number"):
-        tunable("mode", "argmax")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -50,19 +50,6 @@ def test_model_that_was_never_prepared_accumulates_with_its_prepared_optimizer()
     assert_gradient_of_all(accumulate(accelerator, model, model, optimizer, [2, 1, 3]), 6)
 
 
-def test_parameter_group_added_later_belongs_to_the_window():
-    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=3)
-    model = make_model()
-    backbone, head = model[:2], model[2]
-    backbone, optimizer = accelerator.prepare(backbone, torch.optim.SGD(model[0].parameters(), lr=0.1))
-    with accelerator.accumulate(backbone):
-        pass  # what belongs to the backbone is looked up
-    accelerator.gradient_state.forget_windows()
-    optimizer.add_param_group({"params": list(head.parameters())})
-    grads = accumulate(accelerator, backbone, lambda inputs: head(backbone(inputs)), optimizer, [2, 1, 3])
-    assert_gradient_of_all(grads, 6)
-
-
 def test_accumulate_refuses_what_was_not_prepared():
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
     accelerator.prepare(make_model())

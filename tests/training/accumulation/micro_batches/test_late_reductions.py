@@ -25,14 +25,13 @@ AHEAD = "rank 0 is ahead"
 class LateRank:
     """An Accelerator whose reductions are late, on ranks of which rank 0 runs ahead."""
 
-    def __init__(self, *, fenced: bool, **options: Any) -> None:
+    def __init__(self, **options: Any) -> None:
         group = join_late_group()
         self.accelerator = Accelerator(cpu=True, **options)
         self.rank = self.accelerator.process_index
         self._store: Any = dist.distributed_c10d._get_default_store()
         check = self.accelerator._micro_batches._rank_check
         assert check is not None
-        check._fence = check.left_out._fence = UpdateFence(group.record if fenced else None)
         record = group.record
 
         def wait_as_one_that_is_ahead() -> Any:
@@ -40,8 +39,7 @@ class LateRank:
             return record()
 
         group.record = wait_as_one_that_is_ahead  # type: ignore[method-assign]
-        if fenced:
-            check._fence._record = check.left_out._fence._record = group.record
+        check._fence = check.left_out._fence = UpdateFence(group.record)
 
     def tell_that_it_is_ahead(self) -> None:
         if self.rank == 0:
@@ -58,9 +56,9 @@ class LateRank:
             self.tell_that_it_is_ahead()
 
 
-def leave_out_alike(*, fenced: bool) -> str:
+def leave_out_alike() -> str:
     """Leave the same micro-batch out on both ranks; return the error of this rank."""
-    late = LateRank(fenced=fenced, gradient_accumulation_steps=2)
+    late = LateRank(gradient_accumulation_steps=2)
     accelerator = late.accelerator
     data: Any = torch.ones(8, 1)
     leaf, loader = accelerator.prepare(torch.ones(1, requires_grad=True), DataLoader(data, 1))
@@ -78,18 +76,12 @@ def leave_out_alike(*, fenced: bool) -> str:
 
 
 def test_ranks_that_leave_out_the_same_agree_though_one_runs_ahead_of_its_device() -> None:
-    assert list(notebook_launch(lambda: leave_out_alike(fenced=True), 2, output="none")) == ["", ""]
-
-
-def test_without_the_wait_for_its_device_a_rank_takes_a_late_peer_for_another() -> None:
-    first, second = notebook_launch(lambda: leave_out_alike(fenced=False), 2, output="none")
-    assert first.startswith("update 1: rank 0 left a micro-batch out of its window, and rank 1 did not")
-    assert second == ""
+    assert list(notebook_launch(leave_out_alike, 2, output="none")) == ["", ""]
 
 
 def diverge() -> str:
     """Train a leaf tensor that differs between the ranks; return the error of this rank."""
-    late = LateRank(fenced=True)
+    late = LateRank()
     leaf: Any = late.accelerator.prepare(torch.ones(1, requires_grad=True))
     with torch.no_grad():
         leaf += late.rank

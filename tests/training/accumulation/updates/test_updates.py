@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.optim import lr_scheduler
 
-from notebook_launcher import Accelerator, GradScalerKwargs
+from notebook_launcher import Accelerator
 from tests.support.toy_windows import Training
 
 
@@ -96,21 +96,6 @@ def test_preview_of_rates_that_nobody_knows_is_refused():
         accelerator.preview(lr_scheduler.ConstantLR(optimizer), 0)
     with pytest.raises(ValueError, match=r"preview\(group=1\): the optimizer has 1 parameter group\."):
         accelerator.preview(lr_scheduler.ConstantLR(optimizer), group=1)
-
-
-def test_autocast_between_two_steps_leaves_the_second_optimizers_gradients_alone():
-    scaler = GradScalerKwargs(init_scale=1024.0)
-    accelerator = Accelerator(cpu=True, mixed_precision="fp16", kwargs_handlers=[scaler])
-    models = [accelerator.prepare(torch.nn.Linear(1, 1, bias=False)) for _ in range(2)]
-    optimizers = [accelerator.prepare(torch.optim.SGD(model.parameters(), lr=0.1)) for model in models]
-    for model in models:
-        accelerator.backward(model(torch.ones(1, 1)).mean())
-    accelerator.clip_grad_norm_([parameter for model in models for parameter in model.parameters()], 10.0)
-    optimizers[0].step()
-    with accelerator.autocast():
-        assert accelerator.native_amp
-    optimizers[1].step()
-    assert models[1].weight.grad.tolist() == [[1.0]]
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, TensorDataset
 
 from notebook_launcher.training.accumulation.windows import Window
 from tests.support.toy_training import full_gradient, make_model
@@ -56,22 +55,6 @@ def test_exception_inside_the_backward_drops_the_window():
             with training.accelerator.accumulate(training.model):
                 training.accelerator.backward(training.loss(row))
     training.expect_gradient_of(0, 1)
-
-
-def test_evaluation_in_the_middle_of_a_window_changes_nothing():
-    training = Training(steps=4)
-    other = training.accelerator.prepare(DataLoader(TensorDataset(training.inputs), 3))
-    ends = []
-    for at, _ in enumerate(training.loader):
-        with training.accelerator.accumulate(training.model):
-            training.accelerator.backward(training.loss(at))
-            for _ in other:
-                pass
-        ends.append(training.accelerator.sync_gradients)
-        if ends[-1]:
-            break
-    assert ends == [False, False, False, True]
-    training.expect_gradient_of(0, 1, 2, 3)
 
 
 @pytest.mark.parametrize(("place", "steps"), [("inside", 1), ("before", 2), ("inside", 3)])
