@@ -80,7 +80,7 @@ class AcceleratorState(_AcceleratorState):
             if name in _OF_THE_PROCESS:
                 return getattr(PartialState(), name)
             raise AttributeError(_was_reset(name))
-        return super().__getattr__(name)
+        return super().__getattribute__(name)
 
     @property
     def initialized(self) -> bool:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from notebook_launcher import reporting
+from notebook_launcher.context import notify
 from notebook_launcher.pictures import Rates
 from notebook_launcher.training import device_memory, operations, precision, resolving, unwrapping
 from notebook_launcher.training.accumulation.joining import join_uneven_inputs
@@ -33,6 +34,7 @@ from notebook_launcher.training.plugins import (
     AutocastKwargs,
     DataLoaderConfiguration,
     DistributedDataParallelKwargs,
+    DistributedType,
     GradientAccumulationPlugin,
     GradScalerKwargs,
     InitProcessGroupKwargs,
@@ -44,7 +46,7 @@ from notebook_launcher.training.plugins import (
     check_switch,
     pick_handlers,
 )
-from notebook_launcher.training.preparation import Preparation, Prepared
+from notebook_launcher.training.preparation import Preparation, Prepared, register_hook
 from notebook_launcher.training.process.process_state import AcceleratorState
 from notebook_launcher.training.random import draw_alike
 from notebook_launcher.training.rank_check.check import RankCheck
@@ -69,7 +71,6 @@ if TYPE_CHECKING:
     from notebook_launcher.training.parallelism.deepspeed import DeepSpeedPlugin
     from notebook_launcher.training.parallelism.fsdp_plugin import FullyShardedDataParallelPlugin
     from notebook_launcher.training.parallelism.mesh import ParallelismConfig
-    from notebook_launcher.training.plugins import DistributedType
     from notebook_launcher.training.requests import Safepoint
 
 __all__ = ["Accelerator"]
@@ -246,7 +247,8 @@ class Accelerator:
         draw_alike()  # Data are split before `prepare`, with the same numbers on all ranks.
         self._layout = lay_out(settings, self.state)
         self._make_parts(settings, log_with)
-        resolving.report_conflicts(settings.conflicts)
+        if settings.conflicts:
+            notify(f"Accelerator(): {'; '.join(settings.conflicts)}. The code wins.")
         announce_zero(settings.zero)
 
     def _make_parts(self, settings: Settings, log_with: Any) -> None:
@@ -893,11 +895,11 @@ class Accelerator:
 
     def register_save_state_pre_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
         """Call `hook(models, weights, output_dir)` before models are saved; it may remove weights and save them."""
-        return self._prepared.add_save_hook(hook)
+        return register_hook(self._prepared.save_hooks, hook)
 
     def register_load_state_pre_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
         """Call `hook(models, input_dir)` before models are loaded; it may remove models that it loads itself."""
-        return self._prepared.add_load_hook(hook)
+        return register_hook(self._prepared.load_hooks, hook)
 
     def get_state_dict(self, model: Any, unwrap: bool = True) -> dict[str, Any]:
         """Return a prepared model's weights, by the names that the model itself gives them.
@@ -988,8 +990,7 @@ class Accelerator:
 
     # Parts that `compat` replaces.
 
-    def _resolve_precision(self, argument: str | None, conflicts: list[str]) -> str:
-        return resolving.resolve_precision(argument, conflicts)
+    _resolve_precision = staticmethod(resolving.resolve_precision)
 
     def _make_accelerator_state(self, settings: Settings, *, cpu: bool) -> AcceleratorState:
         group, chosen = settings.group, settings.mixed_precision or "no"
@@ -1034,7 +1035,7 @@ def lay_out(settings: Settings, process: AcceleratorState) -> Layout:
     """
     resolving.check_precision(settings.mixed_precision or "no", process.device)
     if settings.zero is not None:
-        process.note_deepspeed(settings.deepspeed_plugin)
+        process.deepspeed_plugin = settings.deepspeed_plugin
     layout = make_layout(
         settings.parallelism_config,
         settings.fsdp_plugin,
@@ -1044,6 +1045,11 @@ def lay_out(settings: Settings, process: AcceleratorState) -> Layout:
         device=process.device,
     )
     if layout.shards:
-        process.note_layout(layout)
-        resolving.report_dropped(() if layout.plugin is None else layout.plugin.dropped)
+        process.distributed_type, process.is_fsdp2 = DistributedType.FSDP, True
+        process.fsdp_plugin, process.parallelism_config = layout.plugin, layout.sizes
+        if layout.plugin is not None and layout.plugin.dropped:
+            notify(
+                f"FullyShardedDataParallelPlugin: without effect: {', '.join(layout.plugin.dropped)}. Torch's FSDP2 "
+                "shards the models, and does that by itself."
+            )
     return layout

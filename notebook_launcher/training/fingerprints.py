@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import pickle
+import types
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -86,20 +87,11 @@ def digest_of(state: Any) -> str:
     Raises:
         Exception: Something in it cannot be pickled.
     """
-    digesting = _Digest()
-    pickler = _Pickler(digesting, protocol=4)
+    sha256 = hashlib.sha256()
+    pickler = _Pickler(types.SimpleNamespace(write=sha256.update), protocol=4)
     pickler.fast = True  # Equal states may share objects in different ways, which must not matter.
     pickler.dump(state)
-    return digesting.sha256.hexdigest()
-
-
-class _Digest:
-    def __init__(self) -> None:
-        self.sha256 = hashlib.sha256()
-
-    def write(self, data: Any) -> int:
-        self.sha256.update(data)
-        return len(data)
+    return sha256.hexdigest()
 
 
 class _Pickler(pickle.Pickler):

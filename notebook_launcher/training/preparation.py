@@ -17,7 +17,7 @@ from notebook_launcher.training.accumulation.members import synchronises_itself,
 from notebook_launcher.training.accumulation.updates import AcceleratedOptimizer, AcceleratedScheduler, preview
 from notebook_launcher.training.data import DataLoaderDispatcher, DataLoaderShard
 from notebook_launcher.training.data.prepare import prepare_data_loader
-from notebook_launcher.training.operations.checking import collective_device, is_served
+from notebook_launcher.training.operations.checking import collective_device
 from notebook_launcher.training.parallelism.sharded_models import reduce_units_by_sums
 from notebook_launcher.training.parallelism.unit_order import UnitOrder
 from notebook_launcher.training.plugins import check_switch
@@ -313,7 +313,7 @@ def _check_data(model: torch.nn.Module) -> None:
 def _check_place(model: torch.nn.Module) -> None:
     """Raise RuntimeError for a model on CPUs in a group that serves GPUs alone, as NCCL's does."""
     device = next(parameter.device for parameter in model.parameters() if parameter.requires_grad)
-    if device.type == "cpu" and not is_served(device):
+    if device.type == "cpu" and collective_device(device) != device:
         raise RuntimeError(
             f"prepare({type(model).__name__}): the model is on the CPU, and the process group of these ranks "
             f"({torch.distributed.get_backend_config()}) takes tensors on GPUs alone. Leave out cpu=True or "
@@ -351,7 +351,7 @@ def check_objects(args: tuple[Any, ...]) -> None:
     """Raise for objects that `prepare` would return unprepared, although they look like objects that it prepares."""
     for obj in args:
         held = list(obj.values()) if isinstance(obj, dict) else obj if isinstance(obj, (list, tuple)) else ()
-        found = next((each for each in held if _can_be_prepared(each)), None)
+        found = next((each for each in held if isinstance(each, _PREPARED_KINDS) or is_scheduler(each)), None)
         if found is not None:
             raise TypeError(
                 f"prepare() got {type_of(obj)} that holds {type_of(found)}, and would return it unprepared. Pass the "
@@ -364,10 +364,6 @@ def check_objects(args: tuple[Any, ...]) -> None:
                 f"prepare() got a tensor that was computed ({type(obj.grad_fn).__name__}); gradients gather in leaf "
                 "tensors only. Pass the tensor that it was computed from, or tensor.detach().requires_grad_()."
             )
-
-
-def _can_be_prepared(obj: Any) -> bool:
-    return isinstance(obj, _PREPARED_KINDS) or is_scheduler(obj)
 
 
 def is_scheduler(obj: Any) -> bool:
@@ -418,14 +414,6 @@ class Prepared:
         if prepared is not original:
             prepared._is_accelerate_prepared = True  # noqa: SLF001 - Accelerate's mark, which libraries look for
 
-    def add_save_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
-        """Add a hook that runs before models are saved."""
-        return _register(self.save_hooks, hook)
-
-    def add_load_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
-        """Add a hook that runs before models are loaded."""
-        return _register(self.load_hooks, hook)
-
     def clear(self) -> None:
         """Release everything that was prepared; registered objects and hooks stay."""
         self.members.clear()
@@ -435,7 +423,8 @@ class Prepared:
         self._known.clear()
 
 
-def _register(hooks: collections.OrderedDict[int, Callable[..., Any]], hook: Callable[..., Any]) -> RemovableHandle:
+def register_hook(hooks: collections.OrderedDict[int, Callable[..., Any]], hook: Callable[..., Any]) -> RemovableHandle:
+    """Add a hook, and return the handle that removes it."""
     handle = RemovableHandle(hooks)
     hooks[handle.id] = hook
     return handle

@@ -6,7 +6,7 @@ peer has begun it, too.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -14,19 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-class QueuedWork(Protocol):
-    """Work of a device that is queued, such as a `torch.cuda.Event` that was recorded behind it."""
-
-    def query(self) -> bool:
-        """Return True if the work is done."""
-        ...
-
-    def synchronize(self) -> None:
-        """Wait until the work is done."""
-        ...
-
-
-def work_recorder(device: torch.device) -> Callable[[], QueuedWork | None] | None:
+def work_recorder(device: torch.device) -> Callable[[], torch.cuda.Event | None] | None:
     """Return a function that marks the end of all work queued by now on a device; None: work is done when it returns.
 
     The function returns None where nothing can be marked: inside a captured CUDA graph.

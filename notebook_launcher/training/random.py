@@ -41,7 +41,15 @@ def set_seed(seed: int, device_specific: bool = False, deterministic: bool = Fal
         TypeError: `seed` is not a whole number.
         ValueError: `seed` is out of range.
     """
-    number = _whole_seed(seed) + (_process_index() if device_specific else 0)
+    try:
+        number = operator.index(seed)
+    except TypeError:
+        raise TypeError(
+            f"set_seed({seed!r}): a seed must be a whole number, not {type(seed).__name__}. Convert it with int()."
+        ) from None
+    if device_specific:
+        has_group = dist.is_available() and dist.is_initialized()
+        number += dist.get_rank() if has_group else int(os.environ.get("RANK", "0"))
     if not LOWEST <= number <= HIGHEST:
         raise ValueError(f"set_seed({seed!r}): torch takes seeds from -2**63 to 2**64 - 1. Pass a smaller number.")
     _seed_all(number)
@@ -54,26 +62,11 @@ def set_seed(seed: int, device_specific: bool = False, deterministic: bool = Fal
         torch.backends.cudnn.benchmark = False
 
 
-def _whole_seed(seed: int) -> int:
-    try:
-        return operator.index(seed)
-    except TypeError:
-        raise TypeError(
-            f"set_seed({seed!r}): a seed must be a whole number, not {type(seed).__name__}. Convert it with int()."
-        ) from None
-
-
 def _seed_all(number: int) -> None:
     random.seed(number)
     if (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.seed(number % 2**32)
     torch.manual_seed(number)
-
-
-def _process_index() -> int:
-    if dist.is_available() and dist.is_initialized():
-        return dist.get_rank()
-    return int(os.environ.get("RANK", "0"))
 
 
 def synchronize_rng_states(rng_types: Iterable[str], generator: torch.Generator | None = None) -> None:
@@ -149,14 +142,11 @@ def restore_rng_states(states: Mapping[str, Any]) -> None:
     if "torch_manual_seed" in states:
         torch.set_rng_state(states["torch_manual_seed"].cpu())
     if "torch_cuda_manual_seed" in states and torch.cuda.is_available():
-        _restore_cuda(states["torch_cuda_manual_seed"], states.get("torch_cuda_device"))
-
-
-def _restore_cuda(states: list[torch.Tensor], current: int | None) -> None:
-    for device, state in zip(range(torch.cuda.device_count()), states, strict=False):
-        torch.cuda.set_rng_state(state.cpu(), device)
-    if current is not None and len(states) != torch.cuda.device_count():
-        torch.cuda.set_rng_state(states[current].cpu())
+        kept, current = states["torch_cuda_manual_seed"], states.get("torch_cuda_device")
+        for device, state in zip(range(torch.cuda.device_count()), kept, strict=False):
+            torch.cuda.set_rng_state(state.cpu(), device)
+        if current is not None and len(kept) != torch.cuda.device_count():
+            torch.cuda.set_rng_state(kept[current].cpu())
 
 
 def derive_rng_states(states: Mapping[str, Any], process_index: int) -> dict[str, Any]:

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from notebook_launcher.training.accumulation.windows import GradientState
     from notebook_launcher.training.preparation import Prepared
     from notebook_launcher.training.process.process_state import ProcessState
-    from notebook_launcher.training.queued_work import QueuedWork
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -111,8 +110,7 @@ class Safepoint:
         if not updated:
             return
         self.num_updates += 1
-        if self._fence.waits:
-            self._fence.pass_update()
+        self._fence.pass_update()
         context = self._context
         if context.safepoint is not self and not self._claim(context):
             return
@@ -127,12 +125,19 @@ class Safepoint:
         must_save, must_change = saves != self._seen, 0 < num_new < MAX_NEW_CHANGES
         must_stop = asked[board_layout.STOP_FLAG] == board_layout.STOP_TOGETHER
         self._carried_out = b"" if must_save or must_stop or must_change else asked
+        now = self.num_updates
         if must_save:
-            self._agree_to_save(saves)
+            request, at = self._saves_agreed.poll(saves, now)
+            if at == now:
+                self._seen, self._saves, self.is_due = request, True, True
         if must_stop:
-            self._agree_to_stop()
+            _, at = self._stop_agreed.poll(1, now)
+            self._stop_at = at or None
+            self.is_due = self.is_due or at == now
         if must_change:
-            self._agree_to_change(self._num_changes + num_new)
+            request, at = self._changes_agreed.poll(self._num_changes + num_new, now)
+            if at == now:
+                self._changes_due, self.is_due = request, True
 
     def _claim(self, context: RankContext) -> bool:
         # One Accelerator of a call answers: two would count different updates.
@@ -144,21 +149,6 @@ class Safepoint:
         self._carried_out = b""
         context.board[board_layout.HAS_SAFEPOINT] = 1
         return True
-
-    def _agree_to_save(self, asked: int) -> None:
-        request, at = self._saves_agreed.poll(asked, self.num_updates)
-        if at == self.num_updates:
-            self._seen, self._saves, self.is_due = request, True, True
-
-    def _agree_to_stop(self) -> None:
-        _, at = self._stop_agreed.poll(1, self.num_updates)
-        self._stop_at = at or None
-        self.is_due = self.is_due or at == self.num_updates
-
-    def _agree_to_change(self, asked: int) -> None:
-        request, at = self._changes_agreed.poll(asked, self.num_updates)
-        if at == self.num_updates:
-            self._changes_due, self.is_due = request, True
 
     def is_past_stop(self) -> bool:
         """Return True if updates were made after the one at which all ranks were to stop: nothing calls `act` then."""
@@ -172,7 +162,7 @@ class Safepoint:
         """
         self.is_due = False
         if self._profile is not None and self.last_update >= self._profile.end:
-            self._end_profile()
+            self.close()
         if self._saves:
             self._saves = False
             self._save()
@@ -205,10 +195,10 @@ class Safepoint:
     def _carry_out(self, change: messages.Change, steering: Steering) -> None:
         values = steering.change(change.values)
         if change.profile is not None and self._context.rank in change.profile.ranks:
-            self._end_profile()
+            self.close()
             self._profile = UpdateProfile(self._context.rank, change.profile, self.last_update)
             if self._profile.end == self.last_update:  # It could not begin.
-                self._end_profile()
+                self.close()
         if self._context.rank == 0:
             now = time.monotonic()
             record = messages.Changed(
@@ -220,14 +210,11 @@ class Safepoint:
         elif change.action == "stop":
             raise RunStopped
 
-    def _end_profile(self) -> None:
+    def close(self) -> None:
+        """End the profile that is under way, if any; called also when the function has ended."""
         profile, self._profile = self._profile, None
         if profile is not None:
             self._context.send(profile.finish(self.last_update))
-
-    def close(self) -> None:
-        """End the profile that is under way; called when the function has ended."""
-        self._end_profile()
 
     def settings(self) -> dict[str, float | None]:
         """Return the present settings that `run.set` changes, without the settings of `tunable`."""
@@ -333,11 +320,9 @@ class UpdateFence:
             None: a backward returns when its work is done.
     """
 
-    def __init__(self, record: Callable[[], QueuedWork | None] | None) -> None:
+    def __init__(self, record: Callable[[], torch.cuda.Event | None] | None) -> None:
         self._record = record
-        self.waits = record is not None
-        """True if `pass_update` may wait."""
-        self._previous: QueuedWork | None = None
+        self._previous: torch.cuda.Event | None = None
         """The mark of the previous update's work; None if nothing is to be waited for."""
 
     @property
@@ -459,15 +444,21 @@ class Steering:
         before = float(optimizers[0].param_groups[0]["lr"])
         for optimizer in optimizers:
             own = float(optimizer.param_groups[0]["lr"])
-            own_schedulers = [
-                scheduler for scheduler in schedulers if getattr(scheduler, "optimizer", None) is optimizer
-            ]
+            followers = [scheduler for scheduler in schedulers if getattr(scheduler, "optimizer", None) is optimizer]
             if own:
-                scale_rates(optimizer, own_schedulers, apply_change(own, wanted) / own)
-            elif isinstance(wanted, str) or own_schedulers:
-                _note_unchanged(wanted)
-            else:
-                _set_rates(optimizer, apply_change(own, wanted))
+                scale_rates(optimizer, followers, apply_change(own, wanted) / own)
+                continue
+            if isinstance(wanted, str) or followers:
+                notify(
+                    f"lr={wanted!r} changed nothing: the rate is 0 at this update, as at the start of a warm-up, and "
+                    "no factor changes that. Ask again after the next update."
+                )
+                continue
+            for group in optimizer.param_groups:
+                if isinstance(group["lr"], torch.Tensor):
+                    group["lr"].fill_(apply_change(own, wanted))
+                else:
+                    group["lr"] = apply_change(own, wanted)
         return before, float(optimizers[0].param_groups[0]["lr"])
 
     def _change_norm(self, wanted: Wanted) -> tuple[Any, Any]:
@@ -487,21 +478,6 @@ class Steering:
         return before, self._gradient_state.num_steps
 
 
-def _note_unchanged(wanted: Wanted) -> None:
-    notify(
-        f"lr={wanted!r} changed nothing: the rate is 0 at this update, as at the start of a warm-up, and no factor "
-        "changes that. Ask again after the next update."
-    )
-
-
-def _set_rates(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    for group in optimizer.param_groups:
-        if isinstance(group["lr"], torch.Tensor):
-            group["lr"].fill_(rate)
-        else:
-            group["lr"] = rate
-
-
 def scale_rates(optimizer: torch.optim.Optimizer, schedulers: list[Any], factor: float) -> None:
     """Multiply the learning rates of all parameter groups, and what their schedulers compute them from.
 
@@ -513,16 +489,13 @@ def scale_rates(optimizer: torch.optim.Optimizer, schedulers: list[Any], factor:
                 group[name].mul_(factor)
             elif name in group:
                 group[name] *= factor
-    for scheduler in schedulers:
-        _scale_scheduler(scheduler, factor)
-
-
-def _scale_scheduler(scheduler: Any, factor: float) -> None:
-    for name in SCHEDULER_RATES:
-        if isinstance(rates := getattr(scheduler, name, None), list):
-            setattr(scheduler, name, [rate * factor for rate in rates])
-    for inner in getattr(scheduler, "_schedulers", ()):  # Of ChainedScheduler and SequentialLR.
-        _scale_scheduler(inner, factor)
+    pending = list(schedulers)
+    while pending:
+        scheduler = pending.pop()
+        for name in SCHEDULER_RATES:
+            if isinstance(rates := getattr(scheduler, name, None), list):
+                setattr(scheduler, name, [rate * factor for rate in rates])
+        pending += getattr(scheduler, "_schedulers", ())  # Of ChainedScheduler and SequentialLR.
 
 
 def _change_tunable(name: str, wanted: Wanted) -> tuple[Any, Any]:

@@ -28,7 +28,7 @@ from notebook_launcher.training.plugins import (
 from notebook_launcher.training.user_warnings import warn_user
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable
 
     import torch
 
@@ -144,16 +144,12 @@ def check_precision(precision: str, device: torch.device) -> None:
     name = torch.cuda.get_device_name(device)
     if not torch.cuda.is_bf16_supported():
         raise ValueError(f"mixed_precision='bf16': {name} cannot compute in bf16. Use 'fp16' or 'no'.")
-    if torch.version.hip is None and emulates_bf16(torch.cuda.get_device_capability(device)):
+    # GPUs before Ampere, such as T4 and V100, for which torch accepts bf16 nevertheless.
+    if torch.version.hip is None and torch.cuda.get_device_capability(device) < (8, 0):
         warn_user(
             f"mixed_precision='bf16': {name} has no bf16 arithmetic and emulates it, slower than fp32. "
             "mixed_precision='fp16' is faster there: its tensor cores compute in fp16."
         )
-
-
-def emulates_bf16(capability: tuple[int, int]) -> bool:
-    """Return True for GPUs before Ampere (8.0), such as T4 and V100, for which torch accepts bf16 nevertheless."""
-    return capability < (8, 0)
 
 
 def given_accumulation(num_steps: int | None, plugin: GradientAccumulationPlugin | None) -> GradientAccumulationPlugin:
@@ -257,21 +253,6 @@ def resolve_rng_types(argument: Iterable[Any] | None) -> list[str]:
         if str(name) not in known:
             raise ValueError(f"rng_types={argument!r}: {name!r} is unknown. It can hold {', '.join(map(repr, known))}.")
     return [str(name) for name in names]
-
-
-def report_dropped(names: Sequence[str]) -> None:
-    """Report in one line the settings of FSDP1 that have no effect."""
-    if names:
-        context.notify(
-            f"FullyShardedDataParallelPlugin: without effect: {', '.join(names)}. Torch's FSDP2 shards the models, and "
-            "does that by itself."
-        )
-
-
-def report_conflicts(conflicts: Sequence[str]) -> None:
-    """Report in one line the settings in which the code and the launch differ."""
-    if conflicts:
-        context.notify("Accelerator(): " + "; ".join(conflicts) + ". The code wins.")
 
 
 def _choose(name: SettingName, given: Any, conflicts: list[str]) -> Any:

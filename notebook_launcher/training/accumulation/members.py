@@ -90,7 +90,7 @@ class Members:
         if not flat:
             found = {id(member): member for member in self.models_and_leaves}
         for strays in self._look_for_strays():
-            if not flat or any(id(member) in found for member in self.of_optimizer(strays.optimizer)):
+            if not flat or any(id(member) in found for member in self.owned_by(strays.optimizer).members):
                 found[id(strays)] = strays
         if flat and not found and self._strict:
             named = ", ".join(class_name(target) for target in flat)
@@ -132,18 +132,16 @@ class Members:
                 continue
             seen.add(id(part))
             member: Member | None = next((member for member in self._of_modules if member.module is part), None)
-            if member is None and synchronises_itself(part) and self._owns_any(part.parameters()):
-                self.looked_up.owned.clear()
-                member = self._add_module(part)
+            if member is None and synchronises_itself(part):
+                # Only where a prepared optimizer updates one of its parameters, and no member contains it.
+                mine = {id(tensor) for strays in self._look_for_strays() for tensor in strays.tensors}
+                if any(id(parameter) in mine for parameter in part.parameters()):
+                    self.looked_up.owned.clear()
+                    member = self._add_module(part)
             if member is None:
                 pending.extend(reversed(list(part.children())))
             else:
                 yield member
-
-    def _owns_any(self, parameters: Iterable[torch.Tensor]) -> bool:
-        """Return True if a prepared optimizer updates one of these parameters, and no member contains it."""
-        mine = {id(tensor) for strays in self._look_for_strays() for tensor in strays.tensors}
-        return any(id(parameter) in mine for parameter in parameters)
 
     def _with_strays(self, target: Any) -> list[Member]:
         found = self.inside(target)
@@ -164,7 +162,7 @@ class Members:
                 f"accumulate({name}): none of its parameters belongs to a model, a leaf tensor or an optimizer that "
                 f"prepare() was given. A copy of a prepared model has parameters of its own. {advice}"
             )
-        if self._num_processes > 1 and any(self.local_parameters(stray.optimizer) for stray in strays):
+        if self._num_processes > 1 and any(self.owned_by(stray.optimizer).local for stray in strays):
             raise ValueError(
                 f"accumulate({name}): its optimizer was prepared, but the model was not. Nothing would synchronise its "
                 f"gradients, and each of the {self._num_processes} ranks would train a model of its own. {advice}"
@@ -176,19 +174,8 @@ class Members:
         held = {id(parameter) for member in members for parameter in member.parameters()}
         return any(id(parameter) in held for parameter in parameters)
 
-    def of_optimizer(self, optimizer: torch.optim.Optimizer) -> list[Member]:
-        """Return the members whose parameters this optimizer updates."""
-        return self.owned_by(optimizer).members
-
-    def local_parameters(self, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-        """Return the parameters of an optimizer whose gradients nothing synchronises.
-
-        Such parameters belong to no member, or to a model that was wrapped while they were frozen or not yet in it.
-        """
-        return self.owned_by(optimizer).local
-
     def owned_by(self, optimizer: torch.optim.Optimizer) -> Owned:
-        """Return the members of `of_optimizer`, and the parameters of `local_parameters`."""
+        """Return the members and parameters that this optimizer updates."""
         groups, known = optimizer.param_groups, self.looked_up.owned.get(id(optimizer))
         if known is not None and len(groups) == 1 and [len(groups[0]["params"])] == known.sizes:
             return known
@@ -330,7 +317,8 @@ class Owned:
     """Number of parameters in each of the optimizer's groups when this was looked up."""
     members: list[Member]
     local: list[torch.Tensor]
-    """Parameters whose gradients nothing synchronises."""
+    """Parameters whose gradients nothing synchronises: they belong to no member, or to a model that was wrapped while
+    they were frozen or not yet in it."""
     shared: dict[int, list[torch.Tensor]]
     """By the id of a member that other prepared optimizers update, too: the parameters that they update."""
 
@@ -724,11 +712,6 @@ class PreparedModel(DDPModel):
         except RuntimeError as error:
             return str(error)
         return None
-
-    @property
-    def may_be_reached(self) -> bool:
-        """True if the next backward may write to the gradients: after a forward, or through one that it repeats."""
-        return bool(self.notes.forwards or self.notes.answered & FORWARD_SYNCED)
 
     def note_backward(self, versions: list[int] | None, warn_once: Warner) -> None:
         """Note, if the backward that has run wrote to the gradients, which forwards the gradients come from.
@@ -1137,31 +1120,20 @@ def wrap(
         # PowerSGD's later reductions start from threads, in an order that differs between ranks. gloo mistakes one
         # for another, and fails or waits for ever (torch 2.13). A single bucket has only one order.
         assert kwargs.bucket_cap_mb is not None  # None becomes a number when the settings are made.
-        given["bucket_cap_mb"] = max(kwargs.bucket_cap_mb, _one_bucket(model))
+        size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+        given["bucket_cap_mb"] = max(kwargs.bucket_cap_mb, (size >> 20) + 1)
     devices = [device.index] if device.type == "cuda" else None
     synced = SyncedModel(model, device_ids=devices, process_group=process_group, **given)
     synced.notes.compares = compares
-    _register_hook(synced, kwargs)
+    chosen, state = _make_hook(synced, kwargs)
+    if chosen is not None:
+        # The hook gets a name of its own, because torch refuses the bf16 hooks by their names on gloo, which can reduce
+        # bf16. It has no annotations, because torch compares annotations with classes, and this module's are text.
+        def reduce(state, bucket):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN202
+            return chosen(state, bucket)
+
+        synced.register_comm_hook(state, reduce)
     return synced
-
-
-def _one_bucket(model: torch.nn.Module) -> int:
-    """Return the size of a bucket that holds all gradients, in MiB."""
-    size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
-    return (size >> 20) + 1
-
-
-def _register_hook(model: SyncedModel, kwargs: DistributedDataParallelKwargs) -> None:
-    chosen, state = _make_hook(model, kwargs)
-    if chosen is None:
-        return
-
-    # The hook gets a name of its own, because torch refuses the bf16 hooks by their names on gloo, which can reduce
-    # bf16. The hook has no annotations, because torch compares annotations with classes, and this module's are text.
-    def reduce(state, bucket):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN202
-        return chosen(state, bucket)
-
-    model.register_comm_hook(state, reduce)
 
 
 def _make_hook(
@@ -1174,10 +1146,7 @@ def _make_hook(
 
     simple = {Hook.FP16: default_hooks.fp16_compress_hook, Hook.BF16: default_hooks.bf16_compress_hook}
     power = {Hook.POWER_SGD: powerSGD_hook.powerSGD_hook, Hook.BATCHED_POWER_SGD: powerSGD_hook.batched_powerSGD_hook}
-    wrappers = {
-        Hook.FP16: default_hooks.fp16_compress_wrapper,
-        Hook.BF16: default_hooks.bf16_compress_wrapper,
-    }
+    wrappers = {Hook.FP16: default_hooks.fp16_compress_wrapper, Hook.BF16: default_hooks.bf16_compress_wrapper}
     hook: Any = simple.get(kwargs.comm_hook) or power.get(kwargs.comm_hook)  # type: ignore[call-overload]
     state: Any = model.process_group
     if kwargs.comm_hook in power:

@@ -12,6 +12,7 @@ from torch.autograd import graph
 from notebook_launcher import context
 from notebook_launcher.context import notify_of_loss
 from notebook_launcher.training.accumulation.members import (
+    FORWARD_SYNCED,
     SwitchOff,
     reduce_leaves,
     switch_back,
@@ -27,8 +28,7 @@ if TYPE_CHECKING:
 
     from notebook_launcher.training.accumulation.members import Member, Members, PreparedModel
     from notebook_launcher.training.accumulation.weighing import Weighing
-    from notebook_launcher.training.accumulation.windows import Abandoned, GradientState, Window
-    from notebook_launcher.training.data.loader import DataLoaderStateMixin as ActiveLoader
+    from notebook_launcher.training.accumulation.windows import GradientState, Window
     from notebook_launcher.training.plugins import Rules
     from notebook_launcher.training.rank_check.check import RankCheck
     from notebook_launcher.training.recording.phases import PhaseClock
@@ -131,8 +131,8 @@ class MicroBatches:
 
     def backward(self, loss: Any, weight: Any, reduction: str, kwargs: dict[str, Any]) -> None:
         """Compute gradients; at the end of a window they belong to the mean over the whole window."""
-        if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or reduction != "mean":
-            _check_loss(loss, reduction, weight)
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or loss.is_complex() or reduction != "mean":
+            _check_loss(loss, reduction, weight, kwargs.get("gradient"))
         block = self._gradient_state.block
         window: Window | None = None if block is None else block.window  # As `gradient_state.current`, without a call.
         factor, ends, syncs = self._weigh(block, weight, reduction)
@@ -237,7 +237,11 @@ class MicroBatches:
         synced_models = self._members.synced_models
         if len(synced_models) == 1 and synced_models[0].notes.forwards:
             return [(synced_models[0], None)]
-        return [(member, member.module.grad_versions()) for member in synced_models if member.may_be_reached]
+        return [
+            (member, member.module.grad_versions())
+            for member in synced_models
+            if member.notes.forwards or member.notes.answered & FORWARD_SYNCED  # a forward, or one that is repeated
+        ]
 
     def _compute(
         self,
@@ -257,8 +261,8 @@ class MicroBatches:
                 loss.register_hook(self._mark_computed)
             if self.scaler is not None:
                 loss = self.scaler.scale(loss)
-            if kwargs or loss.is_complex():
-                gradient = self._initial_gradient(loss, factor, kwargs.pop("gradient", None))
+            if (given := kwargs.pop("gradient", None)) is not None:
+                gradient = given * (factor.to(given) if isinstance(factor, torch.Tensor) else factor)
             else:
                 gradient = self._initial.of(loss, factor)
             if isinstance(factor, torch.Tensor) or factor:
@@ -272,23 +276,6 @@ class MicroBatches:
             if window is not None:
                 window.is_broken = True
             raise
-
-    def _initial_gradient(self, loss: torch.Tensor, factor: float | torch.Tensor, given: Any) -> torch.Tensor:
-        """Return the factor as the initial gradient, which saves the two kernels of a multiplication in the graph.
-
-        Args:
-            loss: The loss, scaled.
-            factor: Its factor.
-            given: The `gradient` that the user passed to `backward`, or None.
-        """
-        if given is not None:
-            return given * (factor.to(given) if isinstance(factor, torch.Tensor) else factor)  # type: ignore[no-any-return]
-        if loss.is_complex():
-            raise RuntimeError(
-                f"backward(loss) with a loss of {loss.dtype}: gradients can be computed only for real scalar outputs. "
-                "Take a real number of the loss, such as loss.real or loss.abs(), or pass gradient=."
-            )
-        return self._initial.of(loss, factor)
 
     def _mark_computed(self, _: torch.Tensor) -> None:
         # Callbacks run in the order in which they were queued, and DDP queues its wait for the ranks later.
@@ -307,12 +294,17 @@ class MicroBatches:
                 buffers.broadcast()
 
 
-def _check_loss(loss: Any, reduction: str, weight: Any) -> None:
+def _check_loss(loss: Any, reduction: str, weight: Any, gradient: Any) -> None:
     if not isinstance(loss, torch.Tensor):
         raise TypeError(f"backward({type(loss).__name__}): pass the loss, a tensor of one element.")
     if loss.numel() != 1:
         raise ValueError(
             f"backward(loss) with a loss of shape {tuple(loss.shape)}: a gradient needs one number. Take loss.mean()."
+        )
+    if loss.is_complex() and gradient is None:
+        raise RuntimeError(
+            f"backward(loss) with a loss of {loss.dtype}: gradients can be computed only for real scalar outputs. "
+            "Take a real number of the loss, such as loss.real or loss.abs(), or pass gradient=."
         )
     if reduction not in LOSS_REDUCTIONS:
         raise ValueError(unknown("reduction", reduction, LOSS_REDUCTIONS, more=": how the loss combines its samples"))
@@ -396,13 +388,22 @@ class MicroBatchBlock:
     def __enter__(self) -> None:
         gradient_state, window, loaders = self._gradient_state, self.window, self._gradient_state.active_loaders
         if loaders.active is None or loaders.are_several or loaders.active.num_drawn == self._num_drawn:
-            self._pass_boundary(loaders.active)
+            if self._clock is not None and loaders.active is None:
+                self._clock.mark("data")  # a prepared loader marks its waits itself
+            context.step_boundary()  # Stops, if that was asked for, where no prepared loader has begun the micro-batch.
         else:  # The loop over the prepared loader has passed one.
             self._num_drawn = loaders.active.num_drawn
         if self._safepoint is not None and self._safepoint.is_due and window.num_begun == 0:
             self._safepoint.act()
-        for abandoned in gradient_state.enter(window, self.probes):
-            self._drop(abandoned)
+        for left, num_steps, num_batches in gradient_state.enter(window, self.probes):
+            for member in left.members or self.members:
+                member.drop_gradients()
+            self._warn_once(
+                "abandoned",
+                f"a window of {num_steps} micro-batches was left after {num_batches}, by a break, an exception or a "
+                "last micro-batch without a backward: its gradients were dropped, so that they do not mix with the "
+                "next window's.",
+            )
         if gradient_state.loops.is_out_of_step and self._rules.guards:
             self._warn_of_reading()
         if window.num_begun > 1 and self._rules.guards:
@@ -436,23 +437,6 @@ class MicroBatchBlock:
                 "the last micro-batch of a loader had no backward, so the window has no end: its gradients are dropped."
                 " Run its backward with weight=0, and pass weight= in all other backwards of the window, too.",
             )
-
-    def _pass_boundary(self, loader: ActiveLoader | None) -> None:
-        """Stop, if that was asked for, before a micro-batch that no prepared loader has begun."""
-        if self._clock is not None and loader is None:
-            self._clock.mark("data")  # a prepared loader marks its waits itself
-        context.step_boundary()
-
-    def _drop(self, abandoned: Abandoned) -> None:
-        """Drop the gradients of a window that was left before its end."""
-        for member in abandoned.window.members or self.members:
-            member.drop_gradients()
-        self._warn_once(
-            "abandoned",
-            f"a window of {abandoned.num_steps} micro-batches was left after {abandoned.num_batches}, by a break, an "
-            "exception or a last micro-batch without a backward: its gradients were dropped, so that they do not mix "
-            "with the next window's.",
-        )
 
     def _warn_of_reading(self) -> None:
         if self._gradient_state.loops.was_read_ahead:

@@ -76,7 +76,7 @@ class Updates:
         self.steps_made = 0
         """Steps of all prepared optimizers so far, skipped ones included."""
         self._gradient_state = gradient_state
-        self._members = members
+        self.members = members
         self._rules = rules
         self._weighing = weighing
         self._checks = checks
@@ -85,10 +85,6 @@ class Updates:
         self._note_step = note_step
         self.scaling = GradientScaling(scaler, gradient_state, optimizers)
         """The steps with scaled gradients, in fp16."""
-
-    def parameters_changed(self) -> None:
-        """Have the members of each optimizer looked up again."""
-        self._members.changed()
 
     def observe(self) -> dict[str, Any]:
         """Return `learning_rate`, of each optimizer's first group, and `grad_norm` if gradients are clipped."""
@@ -120,7 +116,8 @@ class Updates:
             outcome, skipped = optimizer.step(), prepared.step_was_skipped
         else:
             outcome, skipped = self._step_with_more(prepared, closure)
-            self._checks.forget_step()
+            if (rank_check := self._checks.rank_check) is not None:
+                rank_check.forgotten.checked = None  # An overflow may have left out the step that was checked.
         self.steps_made += 1
         if block is not None:
             block.window.has_stepped = True
@@ -148,9 +145,9 @@ class Updates:
         window = block.window
         if closure is not None or block.num_backwards == 0:
             self._checks.check_window(block, closure)
-        covered, key = self._members.looked_up.covered, (id(prepared), id(window))
+        covered, key = self.members.looked_up.covered, (id(prepared), id(window))
         if window.num_gathered and key not in covered:
-            owned = self._members.of_optimizer(prepared.optimizer)
+            owned = self.members.owned_by(prepared.optimizer).members
             if owned and all(member in window.members for member in owned):
                 covered.add(key)
             else:
@@ -171,15 +168,15 @@ class Updates:
         if any(other.num_gathered and other.holds(members) for other in others):
             return
         window.joined += members
-        if self._gradient_state.sync_gradients:
+        if self._gradient_state.sync_gradients and not window.knows_its_weight:
             # The window has ended, and has corrected the models that it knew.
-            self._weighing.correct_joined(window, members)
+            rescale(window.outside(members), window.weights.correction, window.gradients.old)
 
     def _puts_off(self, block: MicroBatchBlock | None) -> bool:
         """Put the update off, and return True, if the window has not ended: its last micro-batch was left out."""
         if block is None or block.num_backwards or not self._gradient_state.lacks_end(block):
             return False
-        self._gradient_state.put_off(block)
+        block.is_put_off, self._gradient_state.sync_gradients = True, False  # Schedulers wait, too.
         return True
 
     def may_clear(self, prepared: AcceleratedOptimizer) -> bool:
@@ -192,11 +189,11 @@ class Updates:
         block, ends = gradient_state.block, gradient_state.sync_gradients
         current = None if block is None else block.window
         gathers = current is not None and current.num_gathered and not ends
-        if gathers and (id(prepared), id(current)) in self._members.looked_up.covered:
+        if gathers and (id(prepared), id(current)) in self.members.looked_up.covered:
             return False
         if block is not None and not (block.window.num_gathered or block.window.has_stepped):
             self._checks.check_clearing(block)
-        lookup = self._members.owned_by(prepared.optimizer)
+        lookup = self.members.owned_by(prepared.optimizer)
         owned, shared = lookup.members, lookup.shared
         if self._are_gathered(owned, block if ends else None):
             return False
@@ -206,7 +203,7 @@ class Updates:
                 member.clear_synced()
         if current is not None and not ends and current.holds(owned):
             current.gradients.was_clear = True
-        self._members.num_backwards = 0
+        self.members.num_backwards = 0
         return True
 
     def _are_gathered(self, owned: Sequence[Member], ended: MicroBatchBlock | None) -> bool:
@@ -255,7 +252,7 @@ class Updates:
             return parameters
         listed = list(given_parameters(parameters))
         clipped = set(map(id, listed))
-        for member in self._members.models_and_leaves:
+        for member in self.members.models_and_leaves:
             if not window.holds([member]) and any(id(parameter) in clipped for parameter in member.parameters()):
                 self._join([member], window)
         return listed
@@ -357,7 +354,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
     def _note_other_parameters(self) -> None:
         """Have the members of this optimizer looked up again."""
         if self._updates is not None:
-            self._updates.parameters_changed()
+            self._updates.members.changed()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the wrapped optimizer's state."""
@@ -495,7 +492,10 @@ class GradientScaling:
             outcome = scaler.step(prepared.optimizer)
         finally:
             handle.remove()
-        skipped = _skips_inside(prepared.optimizer) and _overflowed(scaler, prepared.optimizer)
+        # GradScaler always calls an optimizer that skips by itself (`fused=True`).
+        skips_inside = getattr(prepared.optimizer, "_step_supports_amp_scaling", False)
+        found = scaler._per_optimizer_states[id(prepared.optimizer)]["found_inf_per_device"]  # noqa: SLF001 - no public name
+        skipped = bool(skips_inside) and any(float(flag) for flag in found.values())
         self._unscaled.discard(id(prepared))
         self._stepped.add(id(prepared))
         # GradScaler.update() must run once, after all optimizers have stepped, because it forgets which were unscaled.
@@ -522,7 +522,8 @@ class GradientScaling:
             self._unscaled.clear()
             scaler.update()
             for window in opened:
-                parameters = (parameter for member in window.all_members for parameter in member.parameters())
+                members = (*window.members, *window.joined)
+                parameters = (parameter for member in members for parameter in member.parameters())
                 gathered = [parameter for parameter in parameters if id(parameter) not in done]
                 rescale(gathered, _scale_of(scaler) / before)
                 if window.gradients.newest is not None:
@@ -569,16 +570,6 @@ def _scale_of(scaler: torch.amp.GradScaler) -> torch.Tensor:
     scale = scaler._scale  # noqa: SLF001
     assert scale is not None
     return scale
-
-
-def _skips_inside(optimizer: torch.optim.Optimizer) -> bool:
-    """Return True for an optimizer that `GradScaler` always calls, and that skips by itself (`fused=True`)."""
-    return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
-
-
-def _overflowed(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> bool:
-    found = scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"]  # noqa: SLF001 - no public name
-    return any(float(flag) for flag in found.values())
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -632,15 +623,13 @@ class StepChecks:
     ) -> None:
         self._gradient_state = gradient_state
         self._members = members
-        self._rank_check = rank_check
+        self.rank_check = rank_check
         self._warn_once = warn_once
 
     def check_complete(self, prepared: AcceleratedOptimizer) -> None:
         """Raise RuntimeError if another window than the current one gathers gradients that this step would use."""
         gradient_state = self._gradient_state
-        if len(gradient_state.windows) < 2:
-            return
-        owned = self._members.of_optimizer(prepared.optimizer)
+        owned = self._members.owned_by(prepared.optimizer).members
         for key, window in gradient_state.windows.items():
             if window is not gradient_state.current and window.num_gathered and key and window.holds(owned):
                 raise RuntimeError(
@@ -696,18 +685,13 @@ class StepChecks:
                 self._check_foreign(member)
         if owned.local and (local := [parameter for parameter in owned.local if parameter.grad is not None]):
             raise RuntimeError(_describe_local(prepared.optimizer, local, self._members))
-        if self._rank_check is not None:
-            self._rank_check.forgotten.checked = id(prepared.optimizer)
-
-    def forget_step(self) -> None:
-        """Look at the next step again, because an overflow may have left out the step that was checked."""
-        if self._rank_check is not None:
-            self._rank_check.forgotten.checked = None
+        if self.rank_check is not None:
+            self.rank_check.forgotten.checked = id(prepared.optimizer)
 
     def _check_foreign(self, member: Member) -> None:
         """Have the ranks compare gradients that no backward of the Accelerator has computed, now and then."""
-        if self._rank_check is not None and member.has_gradients():
-            self._rank_check.gradients.compare(member)
+        if self.rank_check is not None and member.has_gradients():
+            self.rank_check.gradients.compare(member)
 
 
 def _describe_local(optimizer: torch.optim.Optimizer, parameters: list[torch.Tensor], members: Members) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -93,8 +94,11 @@ def check_accumulation(
     Raises:
         ValueError: The loader has no micro-batch.
     """
-    count = weight or _num_samples
-    window = _take(batches, accelerator.gradient_accumulation_steps)
+    count = weight or (lambda batch: float(operations.find_batch_size(batch) or 1))
+    iterator = iter(batches)
+    window = list(itertools.islice(iterator, accelerator.gradient_accumulation_steps))
+    if hasattr(iterator, "close"):
+        iterator.close()  # a prepared loader is no longer the active one
     gathered = operations.gather_object([(operations.send_to_device(batch, "cpu"), count(batch)) for batch in window])
     if not window or not gathered:
         raise ValueError("check_accumulation(batches=...) gave no micro-batch on some rank. Pass a list of batches.")
@@ -124,22 +128,6 @@ def check_accumulation(
         losses=losses,
         loss_tolerance=max(tolerance, 1e-4 if accelerator.mixed_precision == "no" else 1e-2),
     )
-
-
-def _take(batches: Iterable[Any], most: int) -> list[Any]:
-    taken: list[Any] = []
-    iterator: Iterator[Any] = iter(batches)
-    for batch in iterator:
-        taken.append(batch)
-        if len(taken) == most:
-            break
-    if hasattr(iterator, "close"):
-        iterator.close()  # a prepared loader is no longer the active one
-    return taken
-
-
-def _num_samples(batch: Any) -> float:
-    return float(operations.find_batch_size(batch) or 1)
 
 
 @contextlib.contextmanager
@@ -182,16 +170,12 @@ def _accumulate(
     finally:
         accelerator.gradient_accumulation_steps = steps
         accelerator.sync_gradients = sync
-    gathered = {name: _unscaled(accelerator, parameter) for name, parameter in named.items()}
-    for parameter in named.values():
+    scale = 1.0 if accelerator.scaler is None else accelerator.scaler.get_scale()
+    gathered = {}
+    for name, parameter in named.items():
+        gathered[name] = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.detach() / scale
         parameter.grad = None
     return gathered
-
-
-def _unscaled(accelerator: Any, parameter: torch.nn.Parameter) -> torch.Tensor:
-    grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-    scale = 1.0 if accelerator.scaler is None else accelerator.scaler.get_scale()
-    return grad.detach().clone() / scale
 
 
 def _full_batch(

@@ -103,12 +103,8 @@ class Weights:
         self.correction = ratio(num_ranks * full_size * self.unit, self.total, 1.0)
 
 
-class PendingSum(NamedTuple):
-    """The sum of the ranks' weights, while its all-reduce runs beside a backward."""
-
-    total: torch.Tensor
-    """The sum, once the work is done."""
-    work: dist.Work
+PendingSum: TypeAlias = "tuple[torch.Tensor, dist.Work]"
+"""The sum of the ranks' weights, and the work of its all-reduce, which runs beside a backward."""
 
 
 class CountedRound(NamedTuple):
@@ -340,9 +336,10 @@ class Weighing:
         # in multiples of the first, which all ranks agree on once.
         if self._scaler is None:
             return 1.0
-        return self._gradient_state.given_unit_by(
-            lambda: float(self._total(max(float(weight), 1.0))) / self._num_data_ranks
-        )
+        state = self._gradient_state
+        if state.given_unit is None:
+            state.given_unit = float(self._total(max(float(weight), 1.0))) / self._num_data_ranks
+        return state.given_unit
 
     def _total(self, weight: float | torch.Tensor) -> float | torch.Tensor:
         if self._num_data_ranks == 1 or self._is_local:
@@ -357,7 +354,7 @@ class Weighing:
         if weights.kind != "given" or self._num_data_ranks == 1 or self._is_local or block.num_backwards > 1:
             return None
         total = as_total(weights.mine, self._device)
-        return PendingSum(total, dist.all_reduce(total, group=self._data_group, async_op=True))
+        return total, dist.all_reduce(total, group=self._data_group, async_op=True)
 
     def correct(self, block: MicroBatchBlock, pending: PendingSum | None) -> None:
         """Rescale the gradients to the mean over the micro-batches that the window really held.
@@ -369,8 +366,8 @@ class Weighing:
             return
         total = None
         if pending is not None:
-            pending.work.wait()
-            total = keep_or_read(pending.total)
+            pending[1].wait()
+            total = keep_or_read(pending[0])
         elif weights.kind == "given":
             total = self._num_data_ranks * weights.mine
         weights.close(self._num_data_ranks, window.full_size, total)
@@ -378,11 +375,6 @@ class Weighing:
         if window.joined:
             named = [*named, *window.outside(window.joined)]
         rescale(named, weights.correction, window.gradients.old)
-
-    def correct_joined(self, window: Window, members: Iterable[Member]) -> None:
-        """Rescale the gradients of models that have joined the window after its last backward."""
-        if not window.knows_its_weight:
-            rescale(window.outside(members), window.weights.correction, window.gradients.old)
 
     def _check_trained(self, block: MicroBatchBlock) -> None:
         """Warn if gradients are left of a sharded model that no prepared optimizer trains."""

@@ -6,7 +6,7 @@ import collections
 import dataclasses
 import functools
 import weakref
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
 
@@ -191,50 +191,15 @@ class Window:
         self.weights, self.gradients = Weights(), Gradients()
         self.joined.clear()
 
-    def begin_micro_batch(
-        self, full_size: int, iteration: object | None, probes: Sequence[torch.Tensor | None]
-    ) -> None:
-        """Count a micro-batch that begins.
-
-        Args:
-            full_size: Micro-batches of a full window, if this is its first one.
-            iteration: The loader's iteration that the micro-batch comes from; None outside a loop.
-            probes: A trained parameter of each model.
-        """
-        if self.num_begun == 0:
-            self.full_size = full_size
-            self.iteration = iteration
-            self.gradients.begin(probes)
-        elif self.iteration is None:
-            self.iteration = iteration
-        self.num_begun += 1
-
     def take_batch(self, iteration: object | None, num_drawn: int) -> bool:
         """Note how many batches the loader has drawn; return False if none is new since the last micro-batch."""
         before, self.num_drawn = self.num_drawn, num_drawn
         return before != num_drawn or self.iteration is not iteration
 
-    def drop_micro_batch(self) -> None:
-        """Leave the current micro-batch out, because it failed before its backward: its batch may be tried again."""
-        self.num_begun -= 1
-        self.num_drawn = -1
-
-    def extend(self, *, is_exhausted: bool) -> bool:
-        """Take one more micro-batch in place of one without a backward; return False if the loader has no more."""
-        self.is_broken = is_exhausted
-        if not is_exhausted:
-            self.num_begun -= 1
-        return not is_exhausted
-
     @property
     def knows_its_weight(self) -> bool:
         """True after a single backward that all ranks can count: its weight is the window's, if no other follows."""
         return self.num_gathered == 1 and self.weights.kind in ("counted", "equal")
-
-    @property
-    def all_members(self) -> list[Member]:
-        """Members whose gradients the window gathers, also members that joined it."""
-        return [*self.members, *self.joined]
 
     def holds(self, members: Iterable[Member]) -> bool:
         """Return True if the window gathers gradients of one of these members."""
@@ -266,10 +231,9 @@ class Window:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the micro-batches of an open window for a checkpoint."""
-        return {
-            **{key: getattr(self, name) for key, name in _KEPT.items()},
-            **{key: _plain(getattr(self.weights, name)) for key, name in _KEPT_WEIGHTS.items()},
-        }
+        weights = {key: getattr(self.weights, name) for key, name in _KEPT_WEIGHTS.items()}
+        plain = {key: value.item() if isinstance(value, torch.Tensor) else value for key, value in weights.items()}
+        return {**{key: getattr(self, name) for key, name in _KEPT.items()}, **plain}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Forget the loop and the micro-batches; restore the micro-batches of a checkpoint, if the state has any."""
@@ -285,11 +249,6 @@ _KEPT = {"num_batches": "num_begun", "num_backwards": "num_gathered", "divisor":
 """Parts of a window in a checkpoint, by the names there: fields of the window."""
 _KEPT_WEIGHTS = {"kind": "kind", "reference": "unit", "weight": "mine", "world_weight": "total"}
 """The same of its weights."""
-
-
-def _plain(value: Any) -> Any:
-    """Return a weight that may be on a GPU as a number."""
-    return value if value is None or isinstance(value, (int, float, str)) else value.item()
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -345,15 +304,8 @@ class LoopNotes:
 # The state of accumulation: the settings, the windows, and the loaders that are being iterated.
 
 
-class Abandoned(NamedTuple):
-    """A window that was left before its end."""
-
-    window: Window
-    """The window, which is reset already."""
-    num_steps: int
-    """Micro-batches of a full window."""
-    num_batches: int
-    """Micro-batches that it held."""
+Abandoned: TypeAlias = "tuple[Window, int, int]"
+"""A window that was left before its end, and is reset already; the micro-batches of a full window, and its own."""
 
 
 class GradientState:
@@ -446,7 +398,12 @@ class GradientState:
             abandoned = self._abandoned(window, iteration)
             if window.num_begun == 0:
                 self._check_alone(window)
-        window.begin_micro_batch(self._num_steps, iteration, probes)
+        if window.num_begun == 0:
+            window.full_size, window.iteration = self._num_steps, iteration
+            window.gradients.begin(probes)
+        elif window.iteration is None:
+            window.iteration = iteration
+        window.num_begun += 1
         loops.num_blocks += 1
         # A number of steps that is set inside a window holds from the next one on.
         full_size = self._num_steps if self._rules.nominal_divisor else window.full_size
@@ -470,14 +427,16 @@ class GradientState:
     def _abandoned(self, window: Window, iteration: object | None) -> list[Abandoned]:
         """Reset the windows that were left before their end and whose gradients would get into this window."""
         abandoned = []
-        for other in self.windows.values():
-            is_open = other.num_begun > 0 or other.is_broken
-            if (
-                is_open
-                and self._is_abandoned(other, iteration)
-                and (other is window or other.shares_parameters(window))
-            ):
-                abandoned.append(Abandoned(other, other.full_size, other.num_begun))
+        for other in () if self._rules.keep_abandoned else self.windows.values():
+            # A micro-batch of this loader iteration does not continue it.
+            was_left = other.is_broken or (
+                other.num_begun > 0
+                and other.iteration is not None
+                and iteration is not other.iteration
+                and self._is_over(other)
+            )
+            if was_left and (other is window or other.shares_parameters(window)):
+                abandoned.append((other, other.full_size, other.num_begun))
                 other.reset()
                 other.is_broken = False
         return abandoned
@@ -492,14 +451,6 @@ class GradientState:
                     "parameters: their gradients would mix. Pass the same models to each accumulate() of a loop."
                 )
 
-    def _is_abandoned(self, window: Window, iteration: object | None) -> bool:
-        """Return True if the open window was left: a micro-batch of this loader iteration does not continue it."""
-        if self._rules.keep_abandoned:
-            return False
-        return window.is_broken or (
-            window.iteration is not None and iteration is not window.iteration and self._is_over(window)
-        )
-
     def leave(self, block: MicroBatchBlock, *, failed: bool) -> bool:
         """Close a block and end its micro-batch; return False if its window cannot end: the loader is exhausted.
 
@@ -510,9 +461,12 @@ class GradientState:
             was_last = (self.sync_gradients or block.is_put_off) and not failed
             self.loops.left_out = LeftOutBatch(window.iteration, was_begun=True, was_last=was_last)
         if failed and block.num_backwards == 0:
-            window.drop_micro_batch()
+            window.num_begun -= 1
+            window.num_drawn = -1  # Its batch may be tried again.
         elif block.is_put_off or self.lacks_end(block):
-            return window.extend(is_exhausted=self.end_of_dataloader and self.plugin.sync_with_dataloader)
+            window.is_broken = self.end_of_dataloader and self.plugin.sync_with_dataloader
+            window.num_begun -= not window.is_broken  # Another micro-batch takes this one's place.
+            return not window.is_broken
         elif failed and self.sync_gradients:
             window.is_broken = True
         elif self.sync_gradients:
@@ -524,17 +478,6 @@ class GradientState:
         if not self.sync_gradients or self._rules.nominal_divisor:
             return False
         return block.window.num_gathered > 0 and block.num_backwards == 0
-
-    def put_off(self, block: MicroBatchBlock) -> None:
-        """Put the update of a window off, because its last micro-batch was left out; schedulers wait, too."""
-        block.is_put_off = True
-        self.sync_gradients = False
-
-    def given_unit_by(self, measure: Callable[[], float]) -> float:
-        """Return the unit of weights given by hand; `measure` finds it, once."""
-        if self.given_unit is None:
-            self.given_unit = measure()
-        return self.given_unit
 
     @property
     def has_left_window(self) -> bool:

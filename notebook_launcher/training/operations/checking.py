@@ -344,11 +344,6 @@ def collective_device(device: torch.device) -> torch.device:
     return _own_gpu() if "cuda" in kinds else torch.device("cpu")
 
 
-def is_served(device: torch.device) -> bool:
-    """Return True if the group's collectives take tensors on this device as they are."""
-    return device.type in _kinds_of_devices()
-
-
 def _kinds_of_devices() -> set[str]:
     # "cpu:gloo,cuda:gloo", or "cuda:nccl" for a group that cannot take what lies in the CPU's memory.
     return {entry.partition(":")[0] for entry in dist.get_backend_config().split(",")}

@@ -46,7 +46,12 @@ def rebuild(data: Any, func: Callable[[Any], Any], skip: Collection[Any] = ()) -
     if isinstance(data, (list, tuple)):
         return honor_type(data, [func(part) for part in data])
     if not isinstance(data, Mapping):
-        return _rebuild_dataclass(data, func, skip)
+        clone = copy.copy(data)
+        for field in dataclasses.fields(data):
+            if field.name not in skip and hasattr(data, field.name):
+                # A frozen dataclass refuses the plain assignment.
+                object.__setattr__(clone, field.name, func(getattr(data, field.name)))
+        return clone
     parts = {key: part if key in skip else func(part) for key, part in data.items()}
     if type(data) is dict:
         return parts
@@ -55,15 +60,6 @@ def rebuild(data: Any, func: Callable[[Any], Any], skip: Collection[Any] = ()) -
     clone = copy.copy(data)
     for key, part in parts.items():
         clone[key] = part
-    return clone
-
-
-def _rebuild_dataclass(data: Any, func: Callable[[Any], Any], skip: Collection[Any]) -> Any:
-    clone = copy.copy(data)
-    for field in dataclasses.fields(data):
-        if field.name not in skip and hasattr(data, field.name):
-            # A frozen dataclass refuses the plain assignment.
-            object.__setattr__(clone, field.name, func(getattr(data, field.name)))
     return clone
 
 
@@ -97,7 +93,7 @@ def recursively_apply(
         if is_dataclass_instance(part):
             return rebuild(part, walk)
         if error_on_other_type:
-            raise TypeError(wrong_leaf(_name(func), part))
+            raise TypeError(wrong_leaf(str(getattr(func, "__name__", repr(func))), part))
         return part
 
     return walk(data)
@@ -168,7 +164,3 @@ def wrong_leaf(operation: str, leaf: Any) -> str:
         f"{operation} got {text}, of type {type(leaf).__name__}. It takes tensors, also in nested lists, tuples, "
         f"dicts and dataclasses; {instead}."
     )
-
-
-def _name(func: Callable[..., Any]) -> str:
-    return str(getattr(func, "__name__", repr(func)))

@@ -129,11 +129,11 @@ def listify(data: Any) -> Any:
 
 def convert_to_fp32(tensor: Any) -> Any:
     """Turn float16 and bfloat16 tensors of a nested structure into float32; gradients flow through it."""
-    return recursively_apply(lambda part: part.float(), tensor, test_type=_is_half)
 
+    def is_half(value: Any) -> bool:
+        return isinstance(value, torch.Tensor) and value.dtype in {torch.float16, torch.bfloat16}
 
-def _is_half(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.dtype in {torch.float16, torch.bfloat16}
+    return recursively_apply(lambda part: part.float(), tensor, test_type=is_half)
 
 
 def get_data_structure(data: Any) -> Any:

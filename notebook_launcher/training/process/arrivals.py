@@ -30,8 +30,6 @@ from notebook_launcher.wording import rank_list
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from notebook_launcher.training.queued_work import QueuedWork
-
 
 EVALUATION = "a forward of the prepared model without gradients"
 """The first one after training shares rank 0's buffers, such as BatchNorm's, with all ranks."""
@@ -73,8 +71,8 @@ def meet(call: str, patience: float = math.inf) -> bool:
     # The store counts the visits, so callers need no state of their own.
     visit = store.add(_key(call, dist.get_rank()), 1)
     absent = [rank for rank in range(dist.get_world_size()) if rank != dist.get_rank()]
-    begin = time.monotonic()
-    queued: QueuedWork | None = mark_queued_work()
+    begin, context = time.monotonic(), current()
+    queued = mark_queued_work()
     is_marked = has_noticed = False
     with contextlib.ExitStack() as stack:
         # The store's own wait cannot be interrupted, and prints warnings.
@@ -84,7 +82,7 @@ def meet(call: str, patience: float = math.inf) -> bool:
                 stack.enter_context(activity(WAITING))
                 is_marked = True
             waited = time.monotonic() - begin
-            has_ended = call == EVALUATION and _have_ended(absent)
+            has_ended = call == EVALUATION and context is not None and set(absent).issubset(context.ended_peers())
             if has_ended or waited > patience:
                 return not has_ended
             if waited > CROSSED_AFTER:
@@ -92,22 +90,16 @@ def meet(call: str, patience: float = math.inf) -> bool:
             if waited > NOTICE_AFTER and not has_noticed:
                 has_noticed = True
                 if store.add(_key(call, "notices"), 1) == 1:
-                    _print_notice(call, absent)
-                if call != EVALUATION or not _is_one_machine():
+                    text = (
+                        f"{call} waits for {rank_list(absent)}: every rank must call it, not inside "
+                        "`if accelerator.is_main_process`. If a rank is only busy, nothing is wrong."
+                    )
+                    text += f" {ON_ONE_RANK}" if call == EVALUATION else ""
+                    print(text, file=sys.stderr, flush=True)  # noqa: T201
+                if call != EVALUATION or context is None or context.num_nodes > 1:
                     return True
             time.sleep(min(max(waited / 8, SHORTEST_PAUSE), LONGEST_PAUSE))
     return True
-
-
-def _is_one_machine() -> bool:
-    context = current()
-    return context is not None and context.num_nodes == 1
-
-
-def _have_ended(ranks: Iterable[int]) -> bool:
-    """Return True if the function has returned on all of these ranks."""
-    context = current()
-    return context is not None and set(ranks).issubset(context.ended_peers())
 
 
 def _key(call: str, what: int | str) -> str:
@@ -146,12 +138,6 @@ def find_ahead(ranks: Iterable[int]) -> dict[int, str]:
             if store.add(_key(call, rank), 0) > store.add(_key(call, dist.get_rank()), 0):
                 found[rank] = call
     return found
-
-
-def _print_notice(call: str, absent: list[int]) -> None:
-    text = f"{call} waits for {rank_list(absent)}: every rank must call it, not inside `if accelerator.is_main_process`"
-    way_out = f" {ON_ONE_RANK}" if call == EVALUATION else ""
-    print(f"{text}. If a rank is only busy, nothing is wrong.{way_out}", file=sys.stderr, flush=True)  # noqa: T201
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -223,12 +209,21 @@ class Peers:
         if mine is not AttemptOutcome.DONE:
             clear_variables(error)
             _leave_group()
-        outcomes = self._everyone()
+        keys = [self._key(rank) for rank in range(self._num_processes)]
+        self._store.wait(keys, PATIENCE)
+        outcomes = [AttemptOutcome(self._store.get(key)) for key in keys]
         if AttemptOutcome.FAILED in outcomes or AttemptOutcome.GAVE_UP not in outcomes:
             return False
         if mine is AttemptOutcome.DONE:
             _leave_group()
-        self._meet_again()
+        self._number += 1
+        dist.init_process_group(
+            self._backend,
+            timeout=self._timeout,
+            store=dist.PrefixStore(f"group {self._number}", self._store),
+            rank=self._rank,
+            world_size=self._num_processes,
+        )
         return True
 
     def _outcome(self, error: BaseException | None, gives_up: Callable[[BaseException], bool]) -> AttemptOutcome:
@@ -240,23 +235,8 @@ class Peers:
             return AttemptOutcome.RELEASED
         return AttemptOutcome.FAILED
 
-    def _everyone(self) -> list[AttemptOutcome]:
-        keys = [self._key(rank) for rank in range(self._num_processes)]
-        self._store.wait(keys, PATIENCE)
-        return [AttemptOutcome(self._store.get(key)) for key in keys]
-
     def _key(self, rank: int) -> str:
         return f"{self._number}/rank {rank}"
-
-    def _meet_again(self) -> None:
-        self._number += 1
-        dist.init_process_group(
-            self._backend,
-            timeout=self._timeout,
-            store=dist.PrefixStore(f"group {self._number}", self._store),
-            rank=self._rank,
-            world_size=self._num_processes,
-        )
 
 
 def clear_variables(error: BaseException | None) -> None:

@@ -65,11 +65,6 @@ def flag(environ: Mapping[str, str], name: str) -> bool:
     return bool(read_bool(environ.get(name, "")))
 
 
-def debug_mode() -> bool:
-    """Return True if `ACCELERATE_DEBUG_MODE` is on (1, true, yes or on)."""
-    return flag(os.environ, "ACCELERATE_DEBUG_MODE")
-
-
 @contextlib.contextmanager
 def patch_environment(**variables: object) -> Iterator[None]:
     """Set environment variables in a `with` block, named in lower case if you like; then they are as before."""

@@ -17,7 +17,7 @@ from notebook_launcher.settings.option_checks import whole_number
 from notebook_launcher.torch_lines import set_group_timeout
 from notebook_launcher.training.plugins import DistributedType
 from notebook_launcher.training.process.arrivals import meet
-from notebook_launcher.training.process.environment import ProcessPlace, debug_mode, flag, read_place
+from notebook_launcher.training.process.environment import ProcessPlace, flag, read_place
 from notebook_launcher.training.user_warnings import warn_user
 
 if TYPE_CHECKING:
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
     from notebook_launcher.training.parallelism.deepspeed import DeepSpeedPlugin
-    from notebook_launcher.training.parallelism.mesh import Layout
+    from notebook_launcher.training.parallelism.fsdp_plugin import FullyShardedDataParallelPlugin
+    from notebook_launcher.training.parallelism.mesh import ParallelismConfig
 
 
 class ProcessState:
@@ -119,7 +120,7 @@ class ProcessState:
     @property
     def debug(self) -> bool:
         """The variable `ACCELERATE_DEBUG_MODE`. Here, collectives compare names, dtypes and shapes always."""
-        return debug_mode()
+        return flag(os.environ, "ACCELERATE_DEBUG_MODE")
 
     @debug.setter
     def debug(self, debug: bool) -> None:
@@ -320,29 +321,18 @@ class AcceleratorState(ProcessState):
         super().__init__(cpu=cpu, backend=backend, timeout=timeout)
         self._mixed_precision = mixed_precision
         self.is_fsdp2 = False
+        self.deepspeed_plugin: DeepSpeedPlugin | None = None
+        self.fsdp_plugin: FullyShardedDataParallelPlugin | None = None
+        self.parallelism_config: ParallelismConfig | None = None
+        self.megatron_lm_plugin = None
 
     @property
     def mixed_precision(self) -> str:
         """`"no"`, `"fp16"` or `"bf16"`."""
         return self._mixed_precision
 
-    def note_layout(self, layout: Layout) -> None:
-        """Note that prepared models are sharded, for code that asks the state."""
-        self.distributed_type, self.is_fsdp2 = DistributedType.FSDP, True
-        self.fsdp_plugin = layout.plugin
-        self.parallelism_config = layout.sizes
-
-    def note_deepspeed(self, plugin: DeepSpeedPlugin | None) -> None:
-        """Note DeepSpeed's settings, for code that asks the state."""
-        self.deepspeed_plugin = plugin
-
     def __repr__(self) -> str:
         return f"{super().__repr__()}\nMixed precision type: {self._mixed_precision}\n"
-
-    def __getattr__(self, name: str) -> Any:
-        if name in ("deepspeed_plugin", "fsdp_plugin", "megatron_lm_plugin", "parallelism_config"):
-            return None
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -373,7 +363,13 @@ def split(inputs: Any, process_index: int, num_processes: int, *, pad: bool = Fa
 
 def _length(inputs: Any) -> int:
     if not isinstance(inputs, Mapping):
-        _require_splittable(inputs)
+        sequence = isinstance(inputs, Sequence) and not isinstance(inputs, (str, bytes))
+        array = hasattr(inputs, "shape") and hasattr(inputs, "__getitem__") and len(inputs.shape) > 0
+        if not (sequence or array or _is_dataset(inputs)):
+            raise TypeError(
+                f"split_between_processes got {_short(inputs)}, a {type(inputs).__name__}, which has no items to share "
+                "out. It takes a list, tuple, tensor, array or data set, or a dict of them."
+            )
         return len(inputs)
     lengths = {key: _length(value) for key, value in inputs.items()}
     if len(set(lengths.values())) > 1:
@@ -383,16 +379,6 @@ def _length(inputs: Any) -> int:
             "same piece of every value, so they must be equally long."
         )
     return next(iter(lengths.values()), 0)
-
-
-def _require_splittable(inputs: Any) -> None:
-    sequence = isinstance(inputs, Sequence) and not isinstance(inputs, (str, bytes))
-    array = hasattr(inputs, "shape") and hasattr(inputs, "__getitem__") and len(inputs.shape) > 0
-    if not (sequence or array or _is_dataset(inputs)):
-        raise TypeError(
-            f"split_between_processes got {_short(inputs)}, a {type(inputs).__name__}, which has no items to share "
-            "out. It takes a list, tuple, tensor, array or data set, or a dict of them."
-        )
 
 
 def _take(inputs: Any, start: int, size: int, more: list[int]) -> Any:

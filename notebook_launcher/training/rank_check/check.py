@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 
 from notebook_launcher import context
-from notebook_launcher.training.accumulation.members import FORWARD_SYNCED
+from notebook_launcher.training.accumulation.members import FORWARD_SYNCED, parameters_of
 from notebook_launcher.training.fingerprints import Sketch, fingerprint, is_comparable, sketch
 from notebook_launcher.training.rank_check.divergence import (
     SWITCH,
@@ -177,14 +177,16 @@ class RankCheck:
 
     def _evidence_of(self, comparand: Comparand) -> Evidence:
         state, gradient_state = self._state_of(comparand), self._gradient_state
+        rates = [group.get("lr") for _, group in self._groups(comparand)]
+        outside = [tensor for optimizer in self.forgotten.outside for tensor in parameters_of(optimizer)]
         return Evidence(
             form=digest([(name, list(tensor.shape)) for name, tensor in comparand.tensors]),
             weights=fingerprint(tensor for _, tensor in comparand.tensors),
             state_form=digest([name for name, _ in state]),
             state=fingerprint(tensor for _, tensor in state),
-            rates=self._rates(comparand),
+            rates=[float(rate) for rate in rates if isinstance(rate, (int, float, torch.Tensor))],
             inputs=comparand.notes.inputs if gradient_state.active_loaders.active is None else None,
-            outside=fingerprint(self.forgotten.outside_parameters()) if self.forgotten.outside else None,
+            outside=fingerprint(filter(is_comparable, outside)) if outside else None,
             num_steps=gradient_state.num_steps if (window := gradient_state.current) is None else window.full_size,
         )
 
@@ -206,6 +208,7 @@ class RankCheck:
             return
         tensors = {"weights": comparand.tensors, "rates": [], "state": self._state_of(comparand)}[what]
         details = gather([[name, *sketch(tensor)] for name, tensor in tensors], sorted(alike)) if tensors else {}
+        owned = {id(parameter) for _, group in self._groups(comparand) for parameter in group["params"]}
         text, is_error = describe_divergence(
             what,
             found[what],
@@ -214,7 +217,7 @@ class RankCheck:
             where=where,
             title=comparand.title,
             notes=comparand.notes,
-            unowned=self._unowned(comparand),
+            unowned=frozenset(name for name, tensor in comparand.tensors if id(tensor) not in owned),
         )
         if is_error:
             raise RuntimeError(text)
@@ -269,15 +272,6 @@ class RankCheck:
             for key, value in entries.items()
             if is_comparable(value)
         ]
-
-    def _rates(self, comparand: Comparand) -> list[float]:
-        rates = [group.get("lr") for _, group in self._groups(comparand)]
-        return [float(rate) for rate in rates if isinstance(rate, (int, float, torch.Tensor))]
-
-    def _unowned(self, comparand: Comparand) -> frozenset[str]:
-        """Return the names of parameters that no prepared optimizer has."""
-        owned = {id(parameter) for _, group in self._groups(comparand) for parameter in group["params"]}
-        return frozenset(name for name, tensor in comparand.tensors if id(tensor) not in owned)
 
     def _groups(self, comparand: Comparand) -> list[tuple[Any, dict[str, Any]]]:
         mine = {id(tensor) for _, tensor in comparand.tensors}
@@ -455,13 +449,9 @@ class LeftOut:
         # Weights that were given are added up over the ranks where a window ends.
         if found is not None and found.iteration is window.iteration and window.weights.kind != "given":
             held = [self._gradient_state.loops.num_blocks, window.num_begun, window.num_gathered]
-            if self._bulletin.write(self, self._topic, held):
+            if self._bulletin.write(self, f"window {self._num_reductions}", held):
                 self._held = held
         return self._held is not None
-
-    @property
-    def _topic(self) -> str:
-        return f"window {self._num_reductions}"
 
     def compare(self) -> None:
         """After the backward: compare with the other ranks, if this rank has written.
@@ -473,7 +463,7 @@ class LeftOut:
         if held is None:
             return
         self._fence.finish()  # On a GPU a peer could otherwise be about to write.
-        found = self._bulletin.read(self, self._topic)
+        found = self._bulletin.read(self, f"window {self._num_reductions}")
         others = [rank for rank in range(self._num_processes) if found.get(rank) != held]
         if not others:
             self._gradient_state.loops.left_out = None  # All ranks have left out the same.

@@ -11,7 +11,6 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from notebook_launcher.training.accumulation.members import FORWARD_SYNCED, parameters_of
-from notebook_launcher.training.fingerprints import is_comparable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -72,7 +71,9 @@ def describe_divergence(
         ]
         cause = next((cause for cause, holds in causes if holds), OTHER)
         total = max(map(len, sketches.values()))
-        first = f"first in {large[0]}, by {_share(distances[large[0]])}, and in {len(large)} of {total} tensors"
+        distance = distances[large[0]]
+        share = f"{100 * distance:.{0 if distance > 0.01 else 2}g} % of" if distance < 1 else "more than"
+        first = f"first in {large[0]}, by {share} its size, and in {len(large)} of {total} tensors"
         return f"{text}, {first}. {cause} {SWITCH}", True
     if distances:
         reason = "Kernels of different devices, or different numbers of threads, can be the reason."
@@ -128,12 +129,6 @@ def _distances(sketches: Mapping[int, Mapping[str, Sketch]], reference: int, oth
     return found
 
 
-def _share(distance: float) -> str:
-    if not distance < 1:
-        return "more than its size"
-    return f"{100 * distance:.{0 if distance > 0.01 else 2}g} % of its size"
-
-
 # --------------------------------------------------------------------------------------------------------------------
 # Optimizers that were not prepared, found when they step.
 
@@ -162,7 +157,7 @@ class ForgottenOptimizers:
         hooks = register_optimizer_step_pre_hook(_StepCheck(self)).hooks_dict_ref() or {}
         # Not by a finalizer: the garbage collector may run it while torch goes through the hooks of a step.
         for key, hook in list(hooks.items()):
-            if isinstance(hook, _StepCheck) and hook.is_dead:
+            if isinstance(hook, _StepCheck) and hook.forgotten() is None:
                 del hooks[key]
 
     def check(self, optimizer: torch.optim.Optimizer) -> None:
@@ -205,25 +200,16 @@ class ForgottenOptimizers:
         """Optimizers that have stepped and whose parameters belong to nothing that was prepared."""
         return [optimizer for optimizer, outside in self._stepped.items() if outside]
 
-    def outside_parameters(self) -> list[torch.Tensor]:
-        """Return the parameters of the `outside` optimizers, as far as ranks can compare them."""
-        return [tensor for optimizer in self.outside for tensor in parameters_of(optimizer) if is_comparable(tensor)]
-
 
 class _StepCheck:
     """The hook of `ForgottenOptimizers`; once these are gone it does nothing, and the next ones remove it."""
 
     def __init__(self, forgotten: ForgottenOptimizers) -> None:
-        self._forgotten = weakref.ref(forgotten)
-
-    @property
-    def is_dead(self) -> bool:
-        """True if what the hook looks for is gone."""
-        return self._forgotten() is None
+        self.forgotten = weakref.ref(forgotten)
 
     def __call__(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         """Check a step before it is made."""
-        forgotten = self._forgotten()
+        forgotten = self.forgotten()
         if forgotten is None or torch.compiler.is_compiling():
             return
         checked, forgotten.checked = forgotten.checked, None
