@@ -7,6 +7,7 @@ accumulation").
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
@@ -138,38 +139,25 @@ def _train_toy(micro_batch: int, steps: int) -> tuple[float, float, float]:
     from notebook_launcher.training.accelerator import Accelerator
 
     x = torch.arange(1.0, NUM_SAMPLES + 1).view(-1, 1)
-    dataset = TensorDataset(x, 2 * x)
+    dataset, mse = TensorDataset(x, 2 * x), torch.nn.functional.mse_loss
     weights = []
     for by_hand in (False, True):
         # The loss is divided by hand too, so the Accelerator must not divide it.
         accelerator = Accelerator(gradient_accumulation_steps=1 if by_hand else steps)
-        model = torch.nn.Linear(1, 1, bias=False)
+        model: Any = torch.nn.Linear(1, 1, bias=False)
         torch.nn.init.zeros_(model.weight)
-        optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
+        optimizer: Any = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
         model, optimizer, loader = accelerator.prepare(model, optimizer, DataLoader(dataset, micro_batch))
-        train = _by_hand if by_hand else _accumulated
-        train(accelerator, model, optimizer, loader, torch.nn.functional.mse_loss)
+        for number, (inputs, targets) in enumerate(loader, 1):
+            is_last = number == len(loader)
+            block = accelerator.no_sync(model) if by_hand else accelerator.accumulate(model)
+            with contextlib.nullcontext() if by_hand and is_last else block:
+                accelerator.backward(mse(model(inputs), targets) / (len(loader) if by_hand else 1))
+                if is_last or not by_hand:
+                    optimizer.step()
+                    optimizer.zero_grad()
         weights.append(accelerator.unwrap_model(model).weight.item())
     whole = torch.zeros(1, 1, requires_grad=True)
-    torch.nn.functional.mse_loss(x @ whole, 2 * x).backward()
+    mse(x @ whole, 2 * x).backward()
     assert whole.grad is not None
     return weights[0], weights[1], float(-LEARNING_RATE * whole.grad)
-
-
-def _accumulated(accelerator: Any, model: Any, optimizer: Any, loader: Any, loss_function: Any) -> None:
-    for inputs, targets in loader:
-        with accelerator.accumulate(model):
-            accelerator.backward(loss_function(model(inputs), targets))
-            optimizer.step()
-            optimizer.zero_grad()
-
-
-def _by_hand(accelerator: Any, model: Any, optimizer: Any, loader: Any, loss_function: Any) -> None:
-    import contextlib
-
-    for index, (inputs, targets) in enumerate(loader):
-        last = index == len(loader) - 1
-        with contextlib.nullcontext() if last else accelerator.no_sync(model):
-            accelerator.backward(loss_function(model(inputs), targets) / len(loader))
-    optimizer.step()
-    optimizer.zero_grad()

@@ -23,6 +23,7 @@ class Accelerator(_Accelerator):
     """`notebook_launcher.Accelerator` with Accelerate 1.15's numbers; `training/plugins.py` lists the differences."""
 
     _rules: ClassVar[Rules] = ACCELERATE
+    state: AcceleratorState
 
     def _resolve_precision(self, argument: str | None, conflicts: list[str]) -> str:
         if argument is None and AcceleratorState._shared_state:  # noqa: SLF001 - ours

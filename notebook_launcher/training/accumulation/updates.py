@@ -286,6 +286,13 @@ class Updates:
 # An optimizer that steps once, where a window ends, and knows if it stepped.
 
 
+def _of_wrapped(name: str) -> Any:
+    """Return a property that is an attribute of the wrapped optimizer."""
+    return property(
+        lambda self: getattr(self.optimizer, name), lambda self, value: setattr(self.optimizer, name, value)
+    )
+
+
 class AcceleratedOptimizer(torch.optim.Optimizer):
     """A prepared optimizer: inside a window `step()` and `zero_grad()` do nothing."""
 
@@ -295,14 +302,8 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         self._updates = updates
         self._is_overflow = False  # Accelerate's name: loops set it, to hold a scheduler back
 
-    @property
-    def state(self) -> Any:
-        """Attribute of the wrapped optimizer."""
-        return self.optimizer.state
-
-    @state.setter
-    def state(self, state: Any) -> None:
-        self.optimizer.state = state
+    state: Any = _of_wrapped("state")
+    defaults: Any = _of_wrapped("defaults")
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -313,15 +314,6 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
     def param_groups(self, param_groups: list[dict[str, Any]]) -> None:
         self.optimizer.param_groups = param_groups
         self._note_other_parameters()
-
-    @property
-    def defaults(self) -> dict[str, Any]:
-        """Attribute of the wrapped optimizer."""
-        return self.optimizer.defaults
-
-    @defaults.setter
-    def defaults(self, defaults: dict[str, Any]) -> None:
-        self.optimizer.defaults = defaults
 
     @property
     def step_was_skipped(self) -> bool:

@@ -72,18 +72,6 @@ def test_waiting_rank_prints_absent_ranks_and_continues_to_wait(ranks, tmp_path,
     assert said.startswith(f"{name} waits for rank 1: every rank must call it, not inside `if accelerator.is_main_")
 
 
-def test_main_process_first_waits_without_a_notice(ranks, tmp_path):
-    def listen() -> Any:
-        said = tmp_path / f"said by {torch.distributed.get_rank()}"
-        turns = Accelerator(cpu=True).main_process_first()
-        with said.open("w") as file, contextlib.redirect_stderr(file), impatient(0.1), turns:
-            if torch.distributed.get_rank() == 0:
-                time.sleep(0.3)  # stands for work that takes longer than the patience of the others
-        return said.read_text()
-
-    assert ranks.run(2, listen) == ["", ""]
-
-
 def test_rank_that_waits_in_vain_fails_right_after_its_notice(tmp_path):
     def only_on_the_main_process() -> None:
         accelerator = Accelerator(cpu=True)

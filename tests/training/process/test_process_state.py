@@ -63,14 +63,6 @@ def test_single_process_is_every_process(capsys):
         assert mine is inputs
 
 
-@pytest.mark.parametrize(
-    ("name", "where"), [("on_process", "process_index"), ("on_local_process", "local_process_index")]
-)
-def test_decorator_without_a_process_is_refused(name, where):
-    with pytest.raises(ValueError, match=f"{where} is missing: name the process"):
-        getattr(ProcessState(cpu=True), name)(print)
-
-
 # Variables
 
 
@@ -104,12 +96,6 @@ def test_place_is_read_from_torchrun_s_variables(changes, place):
 def test_variables_that_cannot_work_are_named(changes, message):
     with pytest.raises(ConfigError, match=message):
         read_place(TORCHRUN | changes)
-
-
-def test_stale_world_size_in_a_single_process_is_refused(monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ConfigError, match=r"RANK and MASTER_ADDR and MASTER_PORT are not set.*os\.environ\.pop"):
-        ProcessState(cpu=True)
 
 
 # Shares

@@ -69,11 +69,14 @@ def test_each_request_is_answered_once_and_training_resumes_from_the_update_that
     def saved() -> list[Path]:
         return list(tmp_path.glob("checkpoints/update_*"))
 
+    def are_there(number: int) -> bool:
+        return len(saved()) == number
+
     run = launch(train, 2, args=(NUM_UPDATES,), output="rank0")
     for number in (1, 2):
         until(lambda: run.snapshot().ranks[0].step, run)
         run.save()
-        until(lambda number=number: len(saved()) == number, run)
+        until(functools.partial(are_there, number), run)
     whole = run.result()
     said = re.findall(r"saved \S*/checkpoints/update_(\d+), after update \1\n", capsys.readouterr().out)
     assert sorted(f"update_{number}" for number in said) == sorted(path.name for path in saved())
