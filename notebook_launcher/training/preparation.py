@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import copy
 import dataclasses
-import itertools
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,7 +22,7 @@ from notebook_launcher.training.parallelism.unit_order import UnitOrder
 from notebook_launcher.training.plugins import check_switch
 from notebook_launcher.training.random import draw_apart
 from notebook_launcher.training.unwrapping import synced_part
-from notebook_launcher.wording import plural, type_of
+from notebook_launcher.wording import type_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -122,11 +121,9 @@ class Preparation:
             synced.module if replicated else model, self.process.device.type, self.sharding.computes_in
         )
         if place and not ready_made and getattr(model, "hf_device_map", None) is None:
-            _check_data(model)
             model = model.to(self.process.device)
         trains = any(parameter.requires_grad for parameter in model.parameters())
         if self.process.num_processes > 1 and trains and not evaluation_mode and not ready_made:
-            _check_place(model)
             model = wrap(model, self.process.device, self.settings.ddp, compares=self._compares)
         if self.settings.dynamo_backend not in (None, "no") and not hasattr(model, "_orig_mod"):
             model = torch.compile(model, backend=self.settings.dynamo_backend)
@@ -294,30 +291,6 @@ class Preparation:
             check_ranks=self.settings.rules.guards,
             keeps_shares=self.settings.rules.keeps_shares,
             stack=self.gradient_state.active_loaders,
-        )
-
-
-def _check_data(model: torch.nn.Module) -> None:
-    """Raise RuntimeError for a model with tensors on the meta device, which hold no data."""
-    named = itertools.chain(model.named_parameters(), model.named_buffers())
-    empty = [name for name, tensor in named if tensor.is_meta]
-    if empty:
-        raise RuntimeError(
-            f"prepare({type(model).__name__}): {plural(len(empty), 'tensor')} of it, {empty[0]} first, "
-            f"{'is' if len(empty) == 1 else 'are'} on the meta device, without data. Give the model its weights "
-            "(model.to_empty(device='cpu'), then load_state_dict or reset_parameters), or have prepare() initialise it "
-            "on rank 0 while it is sharded: Accelerator(fsdp_plugin=FullyShardedDataParallelPlugin())."
-        )
-
-
-def _check_place(model: torch.nn.Module) -> None:
-    """Raise RuntimeError for a model on CPUs in a group that serves GPUs alone, as NCCL's does."""
-    device = next(parameter.device for parameter in model.parameters() if parameter.requires_grad)
-    if device.type == "cpu" and collective_device(device) != device:
-        raise RuntimeError(
-            f"prepare({type(model).__name__}): the model is on the CPU, and the process group of these ranks "
-            f"({torch.distributed.get_backend_config()}) takes tensors on GPUs alone. Leave out cpu=True or "
-            "device_placement=False, or launch with devices='cpu' or backend='cpu:gloo,cuda:nccl'."
         )
 
 

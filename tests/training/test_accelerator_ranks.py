@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import DataLoader, TensorDataset
 
+from notebook_launcher import Accelerator, DistributedDataParallelKwargs, GradientAccumulationPlugin
 from tests.support.toy_training import make_data, make_model, sessions_fixture
 
 mse = torch.nn.functional.mse_loss
@@ -17,8 +20,6 @@ ranks = sessions_fixture(2, 3)
 
 
 def prepare(steps=1, model=None, **options):
-    from notebook_launcher import Accelerator
-
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=steps, **options)
     model = make_model(seed=accelerator.process_index) if model is None else model
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -38,8 +39,6 @@ def assert_same(results):
 
 def count_reductions(steps, batches, sync_each_batch=None):
     """Return how many collectives each micro-batch made, as the process group itself counts them."""
-    from notebook_launcher import GradientAccumulationPlugin
-
     plugin = GradientAccumulationPlugin(num_steps=steps, sync_each_batch=sync_each_batch)
     accelerator, model, optimizer, loss = prepare(None, gradient_accumulation_plugin=plugin)
     group: Any = torch.distributed.group.WORLD
@@ -65,8 +64,6 @@ def test_gradients_are_reduced_once_for_each_window(ranks, steps, each, expected
 
 def test_leaf_tensors_are_synchronised(ranks):
     def train():
-        from notebook_launcher import Accelerator
-
         accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
         first = torch.full((2,), float(accelerator.process_index), requires_grad=True)
         second = torch.ones(3, requires_grad=True)
@@ -93,10 +90,6 @@ def test_optimizers_of_one_model_step_and_clear_in_turns(ranks, steps, accumulat
     """`a` and `b` are the steps of the two optimizers, `A` and `B` their `zero_grad`."""
 
     def train():
-        import contextlib
-
-        from notebook_launcher import Accelerator
-
         accelerator = Accelerator(cpu=True, gradient_accumulation_steps=steps if accumulates else 1)
         model = make_model().double()
         parts = [[*model.parameters()][:1], [*model.parameters()][1:]]
@@ -131,10 +124,6 @@ def test_optimizers_of_one_model_step_and_clear_in_turns(ranks, steps, accumulat
 
 def set_gradients(way, averages):
     """Train by gradients of `torch.autograd.grad`; `way` names what of model and optimizer is prepared, and how."""
-    import contextlib
-
-    from notebook_launcher import Accelerator
-
     accelerator = Accelerator(cpu=True, check_ranks=None if way != "not compared" else False)
     model = make_model(seed=0)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -196,8 +185,6 @@ def frozen_late():
 
 
 def leaf_by_hand():
-    from notebook_launcher import Accelerator
-
     accelerator = Accelerator(cpu=True)
     leaf = torch.ones(1, requires_grad=True)
     leaf, optimizer = accelerator.prepare(leaf, torch.optim.SGD([leaf], lr=0.1))
@@ -223,8 +210,6 @@ def by_a_method():
 
 def test_attributes_and_methods_of_a_prepared_model_are_reached_on_any_number_of_ranks(ranks):
     def use():
-        from notebook_launcher import Accelerator
-
         model = Accelerator(cpu=True).prepare(Encoder())
         model.scale, model.note = 3.0, "a new one"
         with pytest.raises(AttributeError) as absent:
@@ -258,8 +243,6 @@ def test_misuse_that_makes_ranks_diverge_is_refused(ranks, mistake, message):
 
 def test_no_sync_around_backward_only_warns(ranks):
     def train():
-        import warnings
-
         accelerator, model, optimizer, loss = prepare()
         value = loss()
         with warnings.catch_warnings(record=True) as caught, accelerator.no_sync(model):
@@ -285,8 +268,6 @@ def test_loss_backward_without_accelerator_is_synchronised(ranks):
 
 def test_trigger_set_on_one_rank_is_seen_on_all(ranks):
     def train():
-        from notebook_launcher import Accelerator
-
         accelerator = Accelerator(cpu=True)
         seen = [accelerator.check_trigger()]
         if accelerator.is_last_process:
@@ -298,8 +279,6 @@ def test_trigger_set_on_one_rank_is_seen_on_all(ranks):
 
 def test_join_uneven_inputs_lets_ranks_with_more_batches_continue(ranks):
     def train():
-        from torch.utils.data import DataLoader, TensorDataset
-
         accelerator, model, optimizer, _ = prepare()
         loader = accelerator.prepare(DataLoader(TensorDataset(*make_data(6)), 2))
         num = 0
@@ -316,8 +295,6 @@ def test_join_uneven_inputs_lets_ranks_with_more_batches_continue(ranks):
 
 def test_join_uneven_inputs_is_refused_in_windows_of_several_micro_batches(ranks):
     def join() -> None:
-        from notebook_launcher import Accelerator
-
         accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
         model = accelerator.prepare(torch.nn.Linear(1, 1))
         with accelerator.join_uneven_inputs([model]):
@@ -331,8 +308,6 @@ def test_join_uneven_inputs_is_refused_in_windows_of_several_micro_batches(ranks
 @pytest.mark.parametrize("hook", ["bf16", "power_sgd"])
 def test_communication_hooks_train(ranks, hook):
     def train():
-        from notebook_launcher import DistributedDataParallelKwargs
-
         options = {"matrix_approximation_rank": 1} if "power" in hook else {}
         handler = DistributedDataParallelKwargs(comm_hook=hook, comm_state_option=options)
         # Over 1 MiB, so that DDP makes several buckets of it where it may; a mean of so many linear models.

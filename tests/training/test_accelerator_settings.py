@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from notebook_launcher import notebook_launch
+from notebook_launcher import (
+    Accelerator,
+    AutocastKwargs,
+    DataLoaderConfiguration,
+    GradientAccumulationPlugin,
+    LaunchConfig,
+    notebook_launch,
+)
 
 
 def test_settings_of_the_launch_are_adopted():
-    from notebook_launcher import Accelerator
-
     def settings(**arguments):
         accelerator = Accelerator(cpu=True, **arguments)
         hook = str(accelerator.ddp_handler.comm_hook)
@@ -45,28 +51,17 @@ def test_settings_of_the_launch_are_adopted():
     ({"kwargs_handlers": [3]}, ValueError, "kwargs_handlers holds 3, which is unknown"),
 ])  # fmt: skip
 def test_invalid_settings_raise_with_valid_values(arguments, error, message):
-    from notebook_launcher import Accelerator
-
     with pytest.raises(error, match=message):
         Accelerator(cpu=True, **arguments)
 
 
 def test_clipping_norm_may_be_numpys():
-    from notebook_launcher import Accelerator, LaunchConfig
-
     given: Any = np.float32(0.5)
     limits = Accelerator(cpu=True, max_grad_norm=given).max_grad_norm, LaunchConfig(max_grad_norm=given).max_grad_norm
     assert [(limit, type(limit)) for limit in limits] == [(0.5, float)] * 2
 
 
 def test_settings_given_twice_are_refused():
-    from notebook_launcher import (
-        Accelerator,
-        AutocastKwargs,
-        DataLoaderConfiguration,
-        GradientAccumulationPlugin,
-    )
-
     plugin = GradientAccumulationPlugin(num_steps=4)
     with pytest.raises(
         ValueError, match=r"gradient_accumulation_steps=2 and gradient_accumulation_plugin=.* were both"
@@ -84,8 +79,6 @@ def test_settings_given_twice_are_refused():
 
 def test_accelerator_reports_settings_in_which_code_and_launch_differ(capsys):
     def differ():
-        from notebook_launcher import Accelerator
-
         Accelerator(cpu=True, mixed_precision="no", gradient_accumulation_steps=2)
 
     notebook_launch(differ, 2, mixed_precision="bf16", gradient_accumulation_steps=2)
@@ -94,11 +87,7 @@ def test_accelerator_reports_settings_in_which_code_and_launch_differ(capsys):
 
 
 def shard_with_torch_2_7() -> None:
-    import contextlib
-
     from torch.distributed.fsdp import FSDPModule
-
-    from notebook_launcher import Accelerator
 
     with contextlib.suppress(AttributeError):
         del FSDPModule.set_force_sum_reduction_for_comms
@@ -112,21 +101,9 @@ def test_sharding_on_cpus_with_a_torch_that_cannot_is_refused():
 
 @pytest.mark.parametrize(("given", "backend"), [("EAGER", "eager"), ("no", "no")])
 def test_backends_may_have_the_names_of_accelerate(monkeypatch, given, backend):
-    from notebook_launcher import Accelerator
-
     monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", given)
     accelerator = Accelerator(cpu=True)
     assert accelerator.dynamo_backend == backend
     assert hasattr(accelerator.prepare(torch.nn.Linear(1, 1)), "_orig_mod") == (backend != "no")
     accelerator.dynamo_backend = None
     assert accelerator.dynamo_backend is None
-
-
-def test_model_without_data_is_refused():
-    from notebook_launcher import Accelerator
-
-    model = torch.nn.BatchNorm1d(2)
-    model.running_mean = torch.zeros(2, device="meta")
-    message = r"prepare\(BatchNorm1d\): 1 tensor of it, running_mean first, .* without data\. Give"
-    with pytest.raises(RuntimeError, match=message):
-        Accelerator(cpu=True).prepare(model)

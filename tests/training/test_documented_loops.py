@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from notebook_launcher import notebook_launch
+from notebook_launcher import Accelerator, GradientAccumulationPlugin, notebook_launch
 
 X = torch.arange(1.0, 9.0)
 Y = 2 * X
@@ -22,8 +22,6 @@ def pieces():
 
 
 def prepared_without_the_helper():
-    from notebook_launcher import Accelerator
-
     accelerator = Accelerator()
     model, optimizer, training_dataloader, scheduler, loss_function = pieces()
     model, optimizer, training_dataloader, scheduler = accelerator.prepare(
@@ -44,8 +42,6 @@ def prepared_without_the_helper():
 
 
 def with_no_sync():
-    from notebook_launcher import Accelerator
-
     accelerator = Accelerator()
     model, optimizer, dataloader, _, loss_func = pieces()
     ddp_model, dataloader, optimizer = accelerator.prepare(model, dataloader, optimizer)
@@ -63,8 +59,6 @@ def with_no_sync():
 
 
 def with_the_plugin():
-    from notebook_launcher import Accelerator, GradientAccumulationPlugin
-
     plugin = GradientAccumulationPlugin(num_steps=2, sync_with_dataloader=False)
     accelerator = Accelerator(gradient_accumulation_plugin=plugin)
     model, optimizer, dataloader, _, loss_function = pieces()

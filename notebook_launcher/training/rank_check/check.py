@@ -96,32 +96,24 @@ class RankCheck:
                 None outside any block.
             syncs: True if the backward reduces the gradients.
         """
-        written: list[Comparand] = []
-        for member, _ in watched:
-            if member.notes.forwards & FORWARD_SYNCED and member.notes.is_due:
-                written = self._write_due(watched)
-                break
-        else:
-            if self._members.leaves:
-                written = self._write_due(watched)
+        due = [member for member, _ in watched if member.notes.forwards & FORWARD_SYNCED and member.notes.is_due]
+        written = self._write_due(due) if due or self._members.leaves else []
         has_left_out = False
         if window is not None and (syncs or self._gradient_state.loops.left_out is not None):
             has_left_out = self.left_out.write(window, watched, syncs=syncs)
         self.is_pending = bool(written) or has_left_out
         return written
 
-    def _write_due(self, watched: Sequence[tuple[PreparedModel, Any]]) -> list[Comparand]:
-        """Write evidence of the comparands that are due, and return these."""
-        due = [member for member, _ in watched if member.notes.is_due and member.notes.forwards & FORWARD_SYNCED]
+    def _write_due(self, due: Sequence[PreparedModel]) -> list[Comparand]:
+        """Write evidence of these models, and of the leaf tensors if they are due; return what has been written."""
         comparands = [Comparand.of_model(member.module) for member in due if member.notes.compares]
         leaves = self._members.leaves
         if leaves and self._members.leaf_notes.is_due and any(leaf.syncs for leaf in leaves):
             comparands.append(Comparand.of_leaves(self._members))
-        topics = {comparand.owner: f"comparison {comparand.notes.num_synced + 1}" for comparand in comparands}
         return [
-            comparand
-            for comparand in comparands
-            if self.bulletin.write(comparand.owner, topics[comparand.owner], self._evidence_of(comparand))
+            each
+            for each in comparands
+            if self.bulletin.write(each.owner, f"comparison {each.notes.num_synced + 1}", self._evidence_of(each))
         ]
 
     def compare(self, written: Sequence[Comparand]) -> None:

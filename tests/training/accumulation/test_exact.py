@@ -9,7 +9,9 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
+from notebook_launcher import Accelerator, DataLoaderConfiguration
 from tests.support.toy_training import full_gradient, make_data, make_model, sessions_fixture
 
 RANKS = st.integers(1, 4)
@@ -23,11 +25,6 @@ ranks = sessions_fixture(1, 2, 3, 4)
 
 def train(loader_kind: str, num_samples: int, batch_size: int, steps: int, config: dict[str, Any]) -> list[Any]:
     """Train for an epoch in a rank; return, for each update, the weights before, what was seen, the gradient."""
-    import torch
-    from torch.utils.data import DataLoader, IterableDataset, TensorDataset
-
-    from notebook_launcher.training.accelerator import Accelerator
-    from notebook_launcher.training.plugins import DataLoaderConfiguration
 
     class Stream(IterableDataset[Any]):
         def __iter__(self):
@@ -105,10 +102,6 @@ def test_shuffled_split_and_dropped_batches_accumulate_exactly(ranks, num_ranks,
 
 def train_weighted(sizes: list[list[int]], steps: int, reduction: str, precision: str) -> list[Any]:
     """Micro-batches of given sizes, without a loader; the loss is weighed by hand."""
-    import torch
-
-    from notebook_launcher.training.accelerator import Accelerator
-
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=steps, mixed_precision=precision)
     model = accelerator.prepare(make_model())
     optimizer = accelerator.prepare(torch.optim.SGD(model.parameters(), lr=0.1))

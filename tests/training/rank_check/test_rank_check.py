@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
-from notebook_launcher import Accelerator
+from notebook_launcher import Accelerator, DistributedDataParallelKwargs, LocalSGD
 from tests.support.toy_rank_check import ON_0, WEIGHTS, Training
 from tests.support.toy_training import Sessions, make_data, make_model, sessions_fixture
 
@@ -143,8 +144,6 @@ def test_optimizer_that_was_not_prepared_raises_at_its_first_local_step(ranks: S
 
 
 def train_local_sgd(folder: Path) -> Any:
-    from notebook_launcher import LocalSGD
-
     training = Training()
     training.step()
     with LocalSGD(training.accelerator, training.model, 4) as local_sgd:
@@ -166,10 +165,6 @@ def train_after_a_join(folder: Path) -> Any:
 
 
 def train_buffers_and_ignored_parameters(_: Path) -> int:
-    from torch.nn.parallel import DistributedDataParallel
-
-    from notebook_launcher import DistributedDataParallelKwargs
-
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1))
     model[1].register_parameter("own", torch.nn.Parameter(torch.full((1,), 1.0 + torch.distributed.get_rank())))
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ["1.own"])

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, TensorDataset
 
-from notebook_launcher import Accelerator, Session, launch, notebook_launch, report, track
+from notebook_launcher import Accelerator, ProjectConfiguration, Session, launch, notebook_launch, report, track
 from notebook_launcher.errors import CallOrderError, RunStoppedError
 from tests.support.waiting import until
 
@@ -33,8 +33,6 @@ def has_reported(run: Run) -> bool:
 
 def train(num_updates: int, *, checkpoint: str | None = None, names: bool = False) -> Any:
     """Train, from a checkpoint if there is one; return the weights."""
-    from notebook_launcher import ProjectConfiguration
-
     configuration = ProjectConfiguration(project_dir=".", automatic_checkpoint_naming=names)
     accelerator = Accelerator(gradient_accumulation_steps=2, project_config=configuration)
     torch.manual_seed(0)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from notebook_launcher import Accelerator
+from notebook_launcher import Accelerator, GradientAccumulationPlugin, LocalSGD
 from tests.support.toy_training import (
     full_gradient,
     make_data,
@@ -149,8 +149,6 @@ def test_sharded_model_accumulates_exactly(ranks, prepared, each_batch, wrapped)
     def train():
         from torch.distributed.fsdp import fully_shard
 
-        from notebook_launcher import GradientAccumulationPlugin
-
         plugin = GradientAccumulationPlugin(num_steps=3, sync_each_batch=each_batch)
         accelerator = Accelerator(cpu=True, gradient_accumulation_plugin=plugin)
         model: Any = make_model()
@@ -213,8 +211,6 @@ def test_no_sync_and_trigger_sync_find_the_model_inside(ranks, name):
 
 def test_local_sgd_finds_the_model_inside(ranks):
     def train():
-        from notebook_launcher import LocalSGD
-
         accelerator = Accelerator(cpu=True)
         raw: Any = make_model()
         model, optimizer = accelerator.prepare(raw, torch.optim.SGD(raw.parameters(), lr=0.1))

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch.utils.data import DataLoader, TensorDataset
 
+from notebook_launcher import Accelerator
 from tests.support.toy_training import make_data, make_model, sessions_fixture
 
 if TYPE_CHECKING:
@@ -92,11 +94,6 @@ def targets_of(
 
 def train(models: str, wrapping: str, options: dict[str, Any]) -> list[Any]:
     """Train for an epoch in a rank; return, for each update, what was seen, the gradients and the new weights."""
-    import torch
-    from torch.utils.data import DataLoader, TensorDataset
-
-    from notebook_launcher.training.accelerator import Accelerator
-
     net: Any = make_model() if models == "one" else Pair(shared=models == "shared")
     parts = [net] if models == "one" else [net.left, net.right]
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=options["steps"], even_batches=False)
