@@ -26,6 +26,8 @@ LEFT_TO_THE_KERNEL = (*FRONT_END, "notebook_launcher", "anywidget", "psygnal", "
                       "prompt_toolkit", "nest_asyncio", "google.colab", "marimo")  # fmt: skip
 """Packages of the front end, by the begin of their names, and this one: the fork server has of them what ranks need."""
 COMPILER = "torch._dynamo"
+ACCELERATOR = "notebook_launcher.training.accelerator"
+"""Half a second of a core to import."""
 MAKE_OPTIMIZERS = frozenset(
     {"optim", "torch.optim", "SGD", "Adam", "AdamW"}
     | {"DistributedDataParallel", "FullyShardedDataParallel", "fully_shard"}
@@ -139,16 +141,21 @@ def _look(value: Any, needed: set[str]) -> list[Any]:
     home = value.__module__ or ""
     if isinstance(value, type) and value.__name__ in MAKE_OPTIMIZERS:  # The code may know it by another name.
         needed.add(COMPILER)
+    if home == ACCELERATOR:
+        needed.add(ACCELERATOR)
     if not _is_users(home):
         needed.add(home.partition(".")[0])
         return []
     if isinstance(value, type):
         bases = [base for base in value.__mro__[1:] if base is not object]
         return [inner for used in (*vars(value).values(), *bases) for inner in _inside(used)]
-    names = set[str]()
+    names, imported = set[str](), set[str]()
     for code in _codes(value.__code__):
         names.update(code.co_names)
-        needed.update(name.partition(".")[0] for name in _imported_names(code))
+        imported.update(name.partition(".")[0] for name in _imported_names(code))
+    needed |= imported
+    if "notebook_launcher" in imported and "Accelerator" in names:
+        needed.add(ACCELERATOR)
     if names & MAKE_OPTIMIZERS:
         needed.add(COMPILER)
     return [inner for used in _used_by(value, names) for inner in _inside(used)]

@@ -8,9 +8,9 @@ import sys
 import pytest
 import torch
 
-from notebook_launcher import notebook_launch
+from notebook_launcher import Accelerator, notebook_launch
 from notebook_launcher.engines.fork_server_handle import fork_server
-from notebook_launcher.engines.kernel_imports import COMPILER, modules_needed
+from notebook_launcher.engines.kernel_imports import ACCELERATOR, COMPILER, modules_needed
 from notebook_launcher.travel import FunctionCall
 
 Wrapped = torch.nn.parallel.DistributedDataParallel
@@ -73,6 +73,20 @@ class Adder:
 )
 def test_names_of_a_call_tell_whether_it_makes_an_optimizer(fn, args, uses):
     assert (COMPILER in modules_needed(FunctionCall(fn, args, {}))) is uses
+
+
+def import_our_accelerator():
+    from notebook_launcher import Accelerator
+
+    return Accelerator
+
+
+@pytest.mark.parametrize(
+    ("fn", "uses"),
+    [(lambda: [Accelerator() for _ in range(2)], True), (import_our_accelerator, True), (make_optimizer, False)],
+)
+def test_names_of_a_call_tell_whether_it_uses_our_accelerator(fn, uses):
+    assert (ACCELERATOR in modules_needed(FunctionCall(fn, (), {}))) is uses
 
 
 def has_compiler_at_first():
