@@ -11,7 +11,6 @@ import re
 import shutil
 import signal
 import time
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,6 @@ from notebook_launcher import (
     Results,
     ReturnValueError,
     Run,
-    RunFolderError,
     RunStoppedError,
     RunTimeoutError,
     attach,
@@ -39,14 +37,10 @@ from notebook_launcher import (
 from notebook_launcher.command_line.program import main
 from notebook_launcher.detached import host_socket, hosted_run
 from notebook_launcher.detached.attached_run import AttachedRun
-from notebook_launcher.detached.ending import HEADER, MAGIC
-from notebook_launcher.detached.hosted_run import HostQuestions
 from notebook_launcher.detached.journal import Journal
 from notebook_launcher.detached.requests import PROTOCOL, Ask, Follow
 from notebook_launcher.history import run_folders
-from notebook_launcher.history.run_folders import ENDING, OUTPUT, SOCKET
-from notebook_launcher.kernel.display.questions import Answer, Question
-from notebook_launcher.messaging.messages import InputRequest
+from notebook_launcher.history.run_folders import OUTPUT, SOCKET
 from tests.detached.hosts import host_of, lives, release
 from tests.support.programs import end, read_until, type_in_terminal
 from tests.support.waiting import until
@@ -68,27 +62,6 @@ def wait_for(gate: str) -> torch.Tensor:
 
 def fail() -> None:
     raise OwnError(7)
-
-
-class Marking:
-    """A value that notes in which process it is unpacked."""
-
-    def __init__(self, folder: str) -> None:
-        self.folder = folder
-
-    def __setstate__(self, state: dict[str, str]) -> None:
-        self.__dict__.update(state)
-        Path(self.folder, str(os.getpid())).touch()
-
-
-def fail_once(folder: str) -> Marking:
-    if os.environ["RANK"] == "1":
-        while not Path(folder, "returned").exists():
-            time.sleep(0.02)
-        if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-            raise OwnError(8)
-    Path(folder, "returned").touch()
-    return Marking(folder)
 
 
 class Late:
@@ -119,16 +92,6 @@ def test_result_tries_again_what_could_not_be_rebuilt(home: Path, monkeypatch: p
     error = raises.exception()
     assert type(error) is LateError
     assert raises.exception() is error
-
-
-def test_host_unpacks_no_value_where_it_restarts_a_run(home: Path, tmp_path: Path) -> None:
-    marks = tmp_path / "marks"
-    marks.mkdir()
-    run = launch(fail_once, 2, args=(str(marks),), detached=True, max_restarts=1, output="none")
-    host = host_of(run)
-    assert run.result().restarts == 1
-    assert host.pid != os.getpid()
-    assert {path.name for path in marks.iterdir()} == {"returned", str(os.getpid())}
 
 
 async def awaited(run: AttachedRun) -> Results:
@@ -264,18 +227,6 @@ def test_a_run_whose_folder_is_deleted_is_stopped(home: Path, gate: Path) -> Non
         run.result()
 
 
-def test_a_folder_that_is_only_moved_does_not_stop_the_run(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    folder.mkdir()
-    with contextlib.closing(host_socket.listen(folder)):
-        watch = host_socket.SocketWatch(folder)
-        folder.rename(tmp_path / "moved")
-        assert not watch.is_gone
-        shutil.rmtree(tmp_path / "moved")
-        assert watch.is_gone
-        watch.close()
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -342,18 +293,6 @@ def test_attach_shows_the_output_of_a_run_that_is_over(home: Path, capfd: pytest
     assert not run.folder.exists()
 
 
-@pytest.mark.parametrize(
-    ("written", "is_whole"), [(b"cnotebook_launcher.detached.ending\nOther\n.", True), (b"no pickle", False)]
-)
-def test_an_ending_of_another_version_is_not_a_dead_host(home: Path, written: bytes, *, is_whole: bool) -> None:
-    run = launch(int, 1, detached=True, output="none")
-    run.wait()
-    write = (run.folder / ENDING).write_bytes
-    write(HEADER.pack(MAGIC, len(written), zlib.crc32(written)) + written if is_whole else written)
-    with pytest.raises(RunFolderError, match=rf"the end of {run.id} cannot be read: .*attach with the version"):
-        attach(run.id, show=False).result()
-
-
 def test_a_journal_keeps_the_end() -> None:
     journal = Journal()
     for number in range(20):
@@ -404,19 +343,3 @@ def test_a_debugger_waits_for_a_client(home: Path, tmp_path: Path) -> None:
     run.stop()
     assert end(pid, terminal) == 1
     assert run.state in ("failed", "stopped")
-
-
-def test_answers_without_a_waiting_question_are_dropped() -> None:
-    asked: list[Any] = []
-    questions = HostQuestions()
-    questions.put(Question(1, InputRequest(prompt="ok? "), 7))
-    assert not questions.pending()
-    answers: list[Answer] = []
-    questions.connect(asked.append, answers.append, lambda question: question.call_id == 7)
-    questions.put(Question(1, InputRequest(prompt="ok? ", number=3), 7))
-    (pending,) = questions.pending()
-    assert (pending.rank, pending.prompt) == (1, "ok? ")
-    assert questions.answer(pending.key, "yes")
-    assert not questions.answer(pending.key, "no")
-    assert [(each.rank, each.reply.text, each.reply.number) for each in answers] == [(1, "yes", 3)]
-    assert asked[-1] is None

@@ -184,9 +184,7 @@ def test_a_short_call_leaves_no_folder_once_its_results_are_opened(session: Atta
 
 
 def test_a_name_is_taken_once(session: AttachedSession) -> None:
-    since = rf"has been running for .* \({session.id}\)"
-    taken = rf"^name='exp': a detached session of this name {since}. attach_session\('exp'\)"
-    with pytest.raises(ConfigError, match=taken):
+    with pytest.raises(ConfigError, match=r"^name='exp': a detached session of this name"):
         Session(1, name="exp", detached=True)
     with opened(1, output="none") as one, opened(1, output="none") as another:
         assert one.id != another.id

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import resource
 import signal
@@ -17,9 +16,7 @@ import psutil
 import pytest
 
 from notebook_launcher import (
-    LaunchConfig,
     RankFailedError,
-    ResourceError,
     ReturnValueError,
     RunTimeoutError,
     attach,
@@ -29,15 +26,12 @@ from notebook_launcher import (
     runs,
 )
 from notebook_launcher.detached import host_socket
-from notebook_launcher.detached.host_start import hand_over
 from notebook_launcher.detached.requests import Ask, Follow
-from notebook_launcher.kernel.plan import make_plan
 from tests.detached.hosts import host_of, release
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from notebook_launcher.detached.attached_run import AttachedRun
-    from notebook_launcher.messaging.messages import Setup
 
 CYCLES = 20
 
@@ -74,16 +68,6 @@ class SlowToLeave:
         while not Path(self.gate).exists():
             time.sleep(0.02)
         return str, ("left",)
-
-
-@dataclasses.dataclass(frozen=True)
-class Unreadable:
-    """An order that cannot be unpickled in the host."""
-
-    surroundings: Setup
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return eval, ("1 / 0",)
 
 
 @pytest.fixture
@@ -201,15 +185,6 @@ def test_client_that_reads_nothing_does_not_delay_others(home: Path, gate: Path)
         results[0]
     host.wait(60)
     stuck.close()
-
-
-def test_error_of_a_host_that_does_not_start_has_the_reason() -> None:
-    order: Any = Unreadable(make_plan(LaunchConfig(num_processes=1)).setup(many_calls=False))
-    with pytest.raises(
-        ResourceError,
-        match=r"(?s)the run's host did not start: Traceback.*'Unreadable' object.*doctor\(\) shows the limits",
-    ):
-        hand_over(order)
 
 
 def test_launch_that_is_interrupted_before_its_host_is_up_leaves_no_run(home: Path) -> None:

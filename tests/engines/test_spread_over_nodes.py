@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import pytest
@@ -71,10 +70,6 @@ def test_numbers_that_contradict_each_other_are_refused(options: dict[str, Any],
     with pytest.raises(ConfigError, match=message) as caught:
         LaunchConfig(**options)
     assert caught.value.field == field
-
-
-def node_and_rank() -> tuple[str, str, str]:
-    return tuple(os.environ[name] for name in ("NODE_RANK", "LOCAL_RANK", "WORLD_SIZE"))  # type: ignore[return-value]
 
 
 def test_label_names_the_node_of_ranks_that_share_one() -> None:

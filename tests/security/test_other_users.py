@@ -252,16 +252,6 @@ def test_making_room_leaves_what_a_link_leads_to(tmp_path: Path) -> None:
     assert (project / run_folders.CONFIG).read_text() == "{}"
 
 
-@as_root
-def test_folders_of_others_take_no_room(tmp_path: Path) -> None:
-    mine = make_run(tmp_path, 0)
-    for number in range(1, 4):
-        os.chown(make_run(tmp_path, number), OTHER, -1)
-    run_folders.prune(tmp_path, max_runs=1)
-    assert mine.exists()
-    assert [run.folder for run in runs(tmp_path)] == [mine]
-
-
 def test_edit_writes_through_no_link(tmp_path: Path) -> None:
     folder, document = make_run(tmp_path, 123456), tmp_path / "document"
     document.write_text("mine")
