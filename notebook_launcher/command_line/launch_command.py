@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import difflib
 import signal
 import sys
 import textwrap
@@ -29,7 +28,7 @@ from notebook_launcher.settings.option_checks import NUMBERS
 from notebook_launcher.wording import hidden, read_bool
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from types import FrameType
 
     Choices = Mapping[str, tuple[str, ...] | None]
@@ -96,74 +95,32 @@ REFUSED = {
 """Options that cannot work, each with the reason; `--fp8_backend` is refused as `fp8`."""
 
 
-def add_options(parser: argparse.ArgumentParser) -> list[argparse.Action]:
-    """Add all options to a parser; return them."""
+def add_options(parser: Parser) -> None:
+    """Add all options to a parser."""
+    parser.refused, parser.reminder = REFUSED, "The script's own options are written after the script."
     group = parser.add_argument_group("settings")
-    added = [
-        _add(group, "config_file", metavar="FILE", help="a settings file of Accelerate's; options win over it"),
-        _add(group, "no_config_file", action="store_true", help="do not read Accelerate's default settings file"),
-        _add(group, "module", short=["-m"], action="store_true", help="SCRIPT names a module, as in python -m"),
-    ]
+    _add(group, "config_file", metavar="FILE", help="a settings file of Accelerate's; options win over it")
+    _add(group, "no_config_file", action="store_true", help="do not read Accelerate's default settings file")
+    _add(group, "module", short=["-m"], action="store_true", help="SCRIPT names a module, as in python -m")
     group = parser.add_argument_group("ranks and training", "Fields of LaunchConfig, with its defaults.")
     texts = field_help(LaunchConfig)
     for field in _fields().values():
-        added += _add_field(group, field, texts.get(field.name, ""))
-    added += [
-        _add(group, "cpu", "use_cpu", action="store_true", help="the same as --devices cpu"),
-        _add(group, "multi_gpu", action="store_true", help="fail if there is no GPU, instead of using CPU ranks"),
-        _add(group, "debug", action="store_true", help="compare shapes of tensors before each collective operation"),
-        _add(group, "num_machines", "nnodes", metavar="N", help="with --engine: the same as --nodes; else 1"),
-    ]
+        _add_field(group, field, texts.get(field.name, ""))
+    _add(group, "cpu", "use_cpu", action="store_true", help="the same as --devices cpu")
+    _add(group, "multi_gpu", action="store_true", help="fail if there is no GPU, instead of using CPU ranks")
+    _add(group, "debug", action="store_true", help="compare shapes of tensors before each collective operation")
+    _add(group, "num_machines", "nnodes", metavar="N", help="with --engine: the same as --nodes; else 1")
     group = parser.add_argument_group("sharding and compiling, as of `accelerate launch`", "Read by an Accelerator.")
     for switch, names_of_group in SWITCHES.items():
-        added.append(_add(group, switch, action="store_true", help=f"with --{', --'.join(names_of_group)}"))
+        _add(group, switch, action="store_true", help=f"with --{', --'.join(names_of_group)}")
         for name, values in names_of_group.items():
-            shown = "X" if values is None else "|".join(values)
-            added.append(_add(group, name, metavar=shown, help=argparse.SUPPRESS))
-    added.append(_add(group, DYNAMO, metavar="X", help="compile prepared models with this backend of torch.compile"))
+            _add(group, name, metavar="X" if values is None else "|".join(values), help=argparse.SUPPRESS)
+    _add(group, DYNAMO, metavar="X", help="compile prepared models with this backend of torch.compile")
     names = ", ".join(f"--{name}" for name in WITHOUT_EFFECT)
     group = parser.add_argument_group("accepted without effect", f"Named and ignored:\n{textwrap.fill(names, 110)}")
     for name in WITHOUT_EFFECT:
         how: dict[str, Any] = {"action": "store_true"} if name in FLAGS else {"metavar": "X"}
-        added.append(_add(group, name, dest=f"ignored_{name}", help=argparse.SUPPRESS, **how))
-    return added
-
-
-def check_words(words: Sequence[str]) -> None:
-    """Raise `ConfigError` for the first option before the script that is unknown or cannot work."""
-    options = add_options(Parser(add_help=False))
-    known = {spelling: option for option in options for spelling in option.option_strings}
-    switches: dict[str, str] = {}
-    rest = iter(words)
-    for word in rest:
-        if not word.startswith("-") or word in ("-", "--"):
-            return
-        typed, has_value, value = word.partition("=")
-        option = known.get(typed)
-        if option is None:
-            if typed in ("-h", "--help"):
-                return
-            _refuse(typed, known)
-        elif option.nargs == 0:
-            earlier = switches.setdefault(option.dest, typed)
-            if known[earlier].const != option.const:
-                raise ConfigError(f"{earlier} and {typed} exclude each other. Leave one of them out.")
-        else:
-            text = value if has_value else next(rest, None)
-            if text is not None and isinstance(option, Once):
-                option.read(typed, text)
-
-
-def _refuse(typed: str, known: Iterable[str]) -> None:
-    name = typed.lstrip("-").replace("-", "_")
-    for refused, reason in REFUSED.items():
-        if name == refused or name.startswith(f"{refused}_"):
-            raise ConfigError(f"{typed}: {reason}.")
-    spelling = f"--{name}"
-    longer = [other for other in known if other.startswith(spelling)]
-    close = longer or difflib.get_close_matches(spelling, known, n=1)
-    hint = f"Did you mean {close[0]}?" if close else "`notebook-launcher launch --help` lists the options."
-    raise ConfigError(f"unknown option {typed}. {hint} The script's own options are written after the script.")
+        _add(group, name, dest=f"ignored_{name}", help=argparse.SUPPRESS, **how)
 
 
 def given_options(options: argparse.Namespace, *, has_engine: bool = False) -> dict[str, Any]:
@@ -218,13 +175,15 @@ def _fields() -> dict[str, dataclasses.Field[Any]]:
     return {field.name: field for field in dataclasses.fields(LaunchConfig) if field.name not in ("debug", "setup")}
 
 
-def _add_field(group: Any, field: dataclasses.Field[Any], text: str) -> list[argparse.Action]:
+def _add_field(group: Any, field: dataclasses.Field[Any], text: str) -> None:
     unset = "Without it:" if field.default is None else "none:"
     how: dict[str, Any] = {"default": argparse.SUPPRESS, "dest": field.name}
     text = text.replace("%", "%%")
     if str(field.type) in ("bool", "bool | None"):
-        off = _add(group, f"no_{field.name}", action="store_false", help=f"the opposite of --{field.name}", **how)
-        return [_add(group, field.name, action="store_true", help=text, **how), off]
+        pair = group.add_mutually_exclusive_group()
+        _add(pair, field.name, action="store_true", help=text, **how)
+        _add(pair, f"no_{field.name}", action="store_false", help=f"the opposite of --{field.name}", **how)
+        return
     how["metavar"] = "N" if field.name in NUMBERS else "X"
     if field.name in SEVERAL:
         how |= {"metavar": SEVERAL[field.name], "action": "append"}
@@ -232,14 +191,13 @@ def _add_field(group: Any, field: dataclasses.Field[Any], text: str) -> list[arg
         how["reads"] = reads
     short = ["-n"] if field.name == "num_processes" else []
     names = (field.name, *OTHER_NAMES.get(field.name, ()))
-    return [_add(group, *names, short=short, help=text.replace("None:", unset), **how)]
+    _add(group, *names, short=short, help=text.replace("None:", unset), **how)
 
 
-def _add(group: Any, *names: str, short: Sequence[str] = (), **how: Any) -> argparse.Action:
+def _add(group: Any, *names: str, short: Sequence[str] = (), **how: Any) -> None:
     spellings = [f"--{name}" for name in names]
     spellings += [name.replace("_", "-") for name in spellings if "_" in name]
-    action: argparse.Action = group.add_argument(*short, *spellings, **{"action": Once, **how})
-    return action
+    group.add_argument(*short, *spellings, **{"action": Once, **how})
 
 
 def _value(field: dataclasses.Field[Any], text: Any) -> Any:
@@ -333,7 +291,7 @@ BY_SIGNAL = 128
 """Exit status of a run that a signal ended, less the signal's number, as shells have it."""
 
 
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
+def _add_arguments(parser: Parser) -> None:
     add_options(parser)
     parser.usage = "notebook-launcher launch [OPTIONS] SCRIPT [ARGUMENTS]"
     parser.add_argument("script", metavar="SCRIPT", help="a Python file, or a folder or zip file with a __main__.py")
@@ -462,7 +420,6 @@ runs`. The exit status is 0, n for sys.exit(n), 128 + n for signal n, 1 for an e
 Ctrl-C, and 2 if nothing could be started.""",
     add_arguments=_add_arguments,
     run=_run,
-    check_words=check_words,
 )
 
 

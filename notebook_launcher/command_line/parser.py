@@ -16,7 +16,7 @@ from notebook_launcher.errors import ConfigError
 from notebook_launcher.wording import did_you_mean
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 
 MISSING = "the following arguments are required: "
@@ -35,6 +35,10 @@ class Parser(argparse.ArgumentParser):
         for name in (None, "store"):
             self.register("action", name, Once)
         self._commands: Any = None
+        self.refused: Mapping[str, str] = {}
+        """Options that cannot work, each with the reason, which also holds for those whose names go on with `_`."""
+        self.reminder = ""
+        """The last sentence about an unknown option."""
 
     @property
     def option_names(self) -> list[str]:
@@ -80,11 +84,19 @@ class Parser(argparse.ArgumentParser):
         if not word.startswith("-"):
             return f"{word!r} is one word too many: type `{self._pattern()}`. `{self.prog} --help` explains it."
         option, choices = word.partition("=")[0], {} if self._commands is None else self._commands.choices
+        name = option.lstrip("-").replace("-", "_")
+        for refused, reason in self.refused.items():
+            if f"{name}_".startswith(f"{refused}_"):
+                return f"{option}: {reason}."
         owner = next((name for name, parser in choices.items() if option in parser.option_names), None)
-        hint = did_you_mean(option, self.option_names) or f"`{self.prog} --help` lists the options."
+        twins = {
+            f"--{name[2:].replace('_', '-')}" for name in self.option_names if "_" in name
+        }  # One spelling of each.
+        known = [name for name in self.option_names if name not in twins]
+        hint = did_you_mean(option, known) or f"`{self.prog} --help` lists the options."
         if owner is not None:
             hint = f"It belongs behind a command: `{self.prog} {owner} {option}`."
-        return f"unknown option {word}. {hint}"
+        return f"unknown option {word}. {hint} {self.reminder}".rstrip()
 
     def _pattern(self) -> str:
         """Return the words that the command takes, without its options."""
@@ -195,12 +207,10 @@ class Command:
     """One line for the list of commands."""
     description: str
     """The beginning of the command's own `--help`."""
-    add_arguments: Callable[[argparse.ArgumentParser], None]
+    add_arguments: Callable[[Parser], None]
     """Adds the command's arguments to its parser."""
     run: Callable[[argparse.Namespace], int]
     """Runs the command and returns its exit status."""
-    check_words: Callable[[Sequence[str]], None] = lambda _words: None
-    """Reads the words behind the command before they are parsed; raises `ConfigError` for one that cannot work."""
 
 
 # --------------------------------------------------------------------------------------------------------------------

@@ -44,7 +44,8 @@ def main(words: Sequence[str] | None = None) -> int:
     """Run the command that the words name (default: the arguments of this process); return its exit status."""
     words = sys.argv[1:] if words is None else list(words)
     try:
-        return _run(words)
+        options = make_parser().parse_args(words)
+        return next(command for command in COMMANDS if command.name == options.command).run(options)
     except (LaunchError, LookupError) as error:
         name = " ".join([PROGRAM, *(command.name for command in COMMANDS if words[:1] == [command.name])])
         print(f"{name}: {error}", file=sys.stderr)
@@ -55,15 +56,6 @@ def main(words: Sequence[str] | None = None) -> int:
         # The reader of a pipe, such as `head`, has ended. Without this the interpreter would complain at its exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
-
-
-def _run(words: list[str]) -> int:
-    for command in COMMANDS:
-        if words[:1] == [command.name]:
-            command.check_words(words[1:])
-    options = make_parser().parse_args(words)
-    command = next(command for command in COMMANDS if command.name == options.command)
-    return command.run(options)
 
 
 def make_parser() -> Parser:

@@ -201,7 +201,7 @@ def test_options_about_sharding_are_the_variables_of_accelerate(words, env):
         (["--mixed_precision", "bf17", "."], "--mixed_precision bf17 is unknown. Did you mean 'bf16'?"),
         (["--devices", "a,b", "."], "--devices a,b: type indices of GPUs such as 0,1, or all, or cpu."),
         (["-n", "2", "--num_processes", "1", "."], "-n 2 and --num_processes 1 are the same option. Leave one of them"),
-        (["--detached", "--no-detached", "."], "--detached and --no-detached exclude each other."),
+        (["--detached", "--no-detached", "."], "not allowed with argument --detached"),
         (["-n", "2"], "SCRIPT is missing: type `notebook-launcher launch [OPTIONS] SCRIPT [ARGUMENTS]`."),
         (["-n"], "-n/--num_processes/--num-processes: expected one argument. `notebook-launcher launch --help`"),
         (["--use_cpu", "--devices", "0", "."], "--cpu and --devices 0 exclude each other"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +9,7 @@ import pytest
 
 from notebook_launcher import SSH, Commands, ConfigError, LaunchConfig, Ray
 from notebook_launcher.command_line.launch_command import add_options, given_options
+from notebook_launcher.command_line.parser import Parser
 from notebook_launcher.engines.cluster import command_engines
 from notebook_launcher.engines.cluster.command_engines import Slurm
 from notebook_launcher.widgets.launching.launch_state import LaunchState
@@ -75,7 +75,7 @@ def test_settings_file_keeps_the_engine(engine: Any, tmp_path: Path) -> None:
 
 
 def typed(*words: str, has_engine: bool = False) -> dict[str, Any]:
-    parser = argparse.ArgumentParser()
+    parser = Parser()
     add_options(parser)
     return given_options(parser.parse_args(words), has_engine=has_engine)
 
