@@ -7,18 +7,21 @@ import contextvars
 import dataclasses
 import math
 import os
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from notebook_launcher.engines.board import LiveRecords
 from notebook_launcher.messaging import messages
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Callable, Iterator
 
     from notebook_launcher.engines.cluster.cluster_tree import ClusterTree
+    from notebook_launcher.engines.cluster.command_engines import CommandEngine
+    from notebook_launcher.engines.cluster.ray_engine import Ray
     from notebook_launcher.engines.process_tree import ProcessTree
-    from notebook_launcher.machine.allocation import NodeInfo
 
+    Engine: TypeAlias = CommandEngine | Ray
+    """Machines that ranks can run on, as a value: frozen, printable, checked when it is made."""
     Tree: TypeAlias = ProcessTree | ClusterTree
     """Ranks, and what started them: carries records in both directions, and turns all that arrives into events. A tree
     is mechanism only: `kernel/` decides what the events mean, and does not know which tree it has."""
@@ -41,27 +44,6 @@ def start_deadline() -> float:
     """Return the time by `time.monotonic()` until which a machine may come up; infinity: as long as it takes."""
     deadline = _DEADLINE.get(None)
     return math.inf if deadline is None else deadline()
-
-
-class Engine(Protocol):
-    """Machines that ranks can run on, as a value: frozen, printable, checked when it is made."""
-
-    def look(self) -> tuple[NodeInfo, ...]:
-        """Return the machines, with their cores and GPUs; raises `ConfigError` if one cannot be used."""
-
-    def start(self, setup: messages.Setup) -> Tree:
-        """Start ranks; `setup.environ` holds what is added to each machine's own environment."""
-
-
-@runtime_checkable
-class ReducibleEngine(Engine, Protocol):
-    """Engine of which a run can use a part, when machines are gone for good."""
-
-    def without(self, nodes: Collection[int]) -> ReducibleEngine | None:
-        """Return the engine of the other nodes, which have the numbers from 0 on; None if there is no other one."""
-
-    def close(self) -> None:
-        """End what is kept up between launches."""
 
 
 # --------------------------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from notebook_launcher.engines.engine import Event, ReducibleEngine, SupervisorLost
+from notebook_launcher.engines.engine import Event, SupervisorLost
 from notebook_launcher.engines.fork_server_handle import start_here
 from notebook_launcher.kernel.calls import checks
 from notebook_launcher.kernel.calls.call_scope import AddedFolders
@@ -164,7 +164,7 @@ class Ranks:
             except BaseException:
                 self.tree = tree
                 raise
-        if isinstance(self.engine, ReducibleEngine) and self.engine != self.plan.config.engine:
+        if self.engine is not None and self.engine != self.plan.config.engine:
             self.engine.close()  # Nobody else knows this engine, which a restart has made of the nodes that were left.
 
 

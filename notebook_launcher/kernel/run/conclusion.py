@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from notebook_launcher.engines.engine import ReducibleEngine, starting_until
+from notebook_launcher.engines.engine import starting_until
 from notebook_launcher.engines.fork_server_handle import fork_server
 from notebook_launcher.errors import (
     ConfigError,
@@ -31,7 +31,7 @@ from notebook_launcher.wording import describe_limit, name_rank, plural, rank_li
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
-    from notebook_launcher.engines.engine import Event
+    from notebook_launcher.engines.engine import Engine, Event
     from notebook_launcher.kernel.failures.culprit import Failure
     from notebook_launcher.kernel.hosting import Hosting, UnpacksException
     from notebook_launcher.kernel.inspection.stacks import Stacks
@@ -436,7 +436,7 @@ def _rest_after(error: ConfigError, rest: _Rest | None, ranks: Ranks, before: Pl
     if not error.nodes and rest is not None:
         msg = f"{rest.reason}\nThe run cannot continue on the remaining nodes: {error}"
         raise ConfigError(msg, field=error.field) from error
-    if not error.nodes or ranks.many_calls or not isinstance(ranks.engine, ReducibleEngine):
+    if not error.nodes or ranks.many_calls or ranks.engine is None:
         raise error
     present = rest or _Rest.of(before, ranks.engine)
     reason = "\n".join(filter(None, (present.reason, str(error))))
@@ -452,7 +452,7 @@ def _rest_after(error: ConfigError, rest: _Rest | None, ranks: Ranks, before: Pl
 class _Rest:
     """Nodes that are left of an engine."""
 
-    engine: ReducibleEngine
+    engine: Engine
     kept: tuple[int, ...]
     """Number of ranks on each node that had ranks and is left."""
     lost: tuple[int, ...] = ()
@@ -461,7 +461,7 @@ class _Rest:
     """The errors about the nodes that did not come up, each on a line; empty before the first."""
 
     @classmethod
-    def of(cls, plan: Plan, engine: ReducibleEngine) -> _Rest:
+    def of(cls, plan: Plan, engine: Engine) -> _Rest:
         """Return all nodes of a launch."""
         return cls(engine, tuple(len(part) for part in ranks_by_node(plan.num_processes, plan.num_nodes)))
 
