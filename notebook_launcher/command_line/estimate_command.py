@@ -7,7 +7,6 @@ import importlib
 import importlib.util
 import json
 import sys
-import types
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -87,8 +86,6 @@ def _of_class(target: str, arguments: Mapping[str, Any]) -> tuple[str, torch.nn.
         close = "" if found is None else did_you_mean(name.rpartition(".")[2], dir(found))
         hint = close or "Write it as package.module:Class, with a module that can be imported from here."
         raise ConfigError(f"{target}: {error}. {hint}") from error
-    if isinstance(found, types.ModuleType):
-        raise ConfigError(f"{target} is a module. Name a class in it: {found.__name__}:Class.")
     model = found(**arguments)
     if not isinstance(model, torch.nn.Module):
         raise ConfigError(f"{target} made a {type(model).__name__}, which is not a torch.nn.Module.")

@@ -179,18 +179,15 @@ def test_words_of_runs_that_cannot_work_are_refused(some_runs, tmp_path, capsys)
     for words, message in [
         (["show", "2026"], "3 runs in"),
         (["show", "20261121-000001", "--logs", "7"], "--logs: there is no rank 7: this run has 2 ranks, 0 to 1."),
-        (["show", "20261121-000001", "--logs", "x"], "--logs x: it takes the number of a rank, or all."),
         (["show", "last", "--folder", str(tmp_path / "none")], "A launch of more than a second leaves one, and"),
         (["delete"], "name the runs to delete, or choose them with --name, --tag, --state, --kind or --days."),
         (["list", "--state", "runing"], "--state runing: Did you mean running? It can be starting, running,"),
         (["list", "--limit", "1", "--limit", "2"], "--limit 1 and --limit 2 are the same option."),
-        (["list", "more"], "'more' is one word too many: type `notebook-launcher runs list [OPTIONS]`."),
         (["list", "--stat", "done"], "unknown option --stat. Did you mean --state?"),
         (["--state", "done"], "unknown option --state. It belongs behind a command: `notebook-launcher runs list --st"),
         (["shwo"], "there is no command 'shwo'. Did you mean show?"),
         (["show", "zzz"], "The latest is 20261121-000003-train-000003. runs(), in a terminal `notebook-launcher runs`"),
         (["show", "trian"], "Did you mean 20261121-000003-train-000003?"),
-        (["show"], "ID is missing: type `notebook-launcher runs show [OPTIONS] ID`."),
         (["compare", "last"], "compare last: it takes two runs or more. `notebook-launcher runs show last` shows one"),
     ]:
         assert main(["runs", *words]) == 2
@@ -206,7 +203,6 @@ def test_words_of_runs_that_cannot_work_are_refused(some_runs, tmp_path, capsys)
         ([], ": COMMAND is missing (one of launch, config, env, runs, "),
         (["lanch", "x.py"], ": there is no command 'lanch'. Did you mean launch?"),
         (["train.py"], ": there is no command 'train.py'. To run a script: notebook-launcher launch train.py."),
-        (["--foo"], ": unknown option --foo. `notebook-launcher --help` lists the options."),
         (["--cpu", "x.py"], ": unknown option --cpu. It belongs behind a command: `notebook-launcher launch --cpu`."),
         (["verify", "2"], " verify: '2' is one word too many: type `notebook-launcher verify [OPTIONS]`."),
         (["verify", "--steps", "1", "two"], " verify: --steps two: type a whole number, 1 or more."),
@@ -238,19 +234,11 @@ def test_config_asks_in_plain_lines_where_there_is_no_terminal(tmp_path):
     done = type_command("config", "--config_file", "s.yaml", cwd=tmp_path, text=text)
     assert done.returncode == 0, done.stderr
     assert "Enter a whole number, 1 or more." in done.stdout
-    assert LaunchConfig.from_yaml(tmp_path / "s.yaml") == LaunchConfig(
-        num_processes=2,
-        gradient_accumulation_steps=4,
-        mixed_precision="bf16",
-        engine=SSH(["gpu1"]),
-        devices="cpu",
-        backend="gloo",
-        start_method="spawn",
-        seed=7,
-        max_grad_norm=0.5,
-        max_restarts=1,
-        resume="checkpoint",
-    )
+    expected = LaunchConfig(
+        num_processes=2, gradient_accumulation_steps=4, mixed_precision="bf16", engine=SSH(["gpu1"]), devices="cpu",
+        backend="gloo", start_method="spawn", seed=7, max_grad_norm=0.5, max_restarts=1, resume="checkpoint",
+    )  # fmt: skip
+    assert LaunchConfig.from_yaml(tmp_path / "s.yaml") == expected
 
 
 def test_config_keeps_answers_and_reports_when_the_input_ends(tmp_path, monkeypatch, capsys):
@@ -340,7 +328,6 @@ def test_class_may_be_written_with_a_dot() -> None:
         (["json:JSONDecoder"], "made a JSONDecoder, which is not a torch.nn.Module."),
         (["torch.nn:Linear"], "missing 2 required positional arguments: 'in_features' and 'out_features'"),
         (["torch.nn:Linear", "--args", '{"in_features": "a", "out_features": 1}'], "on the meta device: TypeError"),
-        (["json:decoder"], "json:decoder is a module. Name a class in it: json.decoder:Class."),
         (["torch.nn:Linear", "--args", "{width: 1}"], "Write JSON, with names in double quotes."),
         (["torch.nn:Linear", "--optimizer", "adm"], "--optimizer adm: Did you mean adam or adamw? It can be adamw,"),
         ([], "MODEL is missing: type `notebook-launcher estimate-memory [OPTIONS] MODEL`."),
