@@ -13,7 +13,7 @@ from notebook_launcher.command_line.parser import Parser
 from notebook_launcher.engines.cluster import command_engines
 from notebook_launcher.engines.cluster.command_engines import Slurm
 from notebook_launcher.widgets.launching.launch_state import LaunchState
-from notebook_launcher.widgets.panel.view import option_fields
+from notebook_launcher.widgets.panel.view import option_field
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -94,12 +94,11 @@ def test_panel_lists_what_can_be_typed_and_takes_it(allocation: None, monkeypatc
     found = command_engines.describe_found(os.environ)
     assert "slurm: the allocation here with 2 nodes, 8 GPUs each" in found
     state = LaunchState(os.getpid, LaunchConfig(), {})
-    (field,) = (field for field in option_fields() if field.key == "engine")
     state.put_typed("engine", "ssh gpu1 me@gpu2")
     assert state.config.engine == HOSTS
     assert state.plan is None, "a panel must not log in on other machines while somebody types"
     assert not state.problems
-    assert 'engine="ssh gpu1 me@gpu2"' in state.code()
+    assert 'engine="ssh gpu1 me@gpu2"' in state.code()[0]
     state.put_typed("engine", "ssh")
     assert "engine='ssh' is not an engine" in state.problems["engine"]
-    assert field.write(Commands([[]])).startswith("Commands(")
+    assert option_field("engine").write(Commands([[]])).startswith("Commands(")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from notebook_launcher import LaunchConfig
 from notebook_launcher.widgets import ConfigPanel
 from notebook_launcher.widgets.launching import launch_state
-from notebook_launcher.widgets.launching.launch_state import Settings
 from tests.support.panels import Model, Optimizer, press, train, type_in
 
 if TYPE_CHECKING:
@@ -70,7 +69,7 @@ def tuned(
     pass
 
 
-def remembered(panel: ConfigPanel) -> Settings:
+def remembered(panel: ConfigPanel) -> Any:
     path = launch_state.file_of(panel.fn, panel.config)
     assert path is not None
     launch_state.write(path, panel.settings)
@@ -87,6 +86,7 @@ def test_settings_of_a_run_fill_the_next_panel_and_can_be_taken_back(notebook):
     panel.arguments["api_key"] = "hidden"
     other = ConfigPanel(tuned, seed=6, kwargs={"lr": 0.2})
     other.view.recall(remembered(panel), "As in your last run")
+    other.draw()
     assert other.config == LaunchConfig(num_processes=2, seed=6, mixed_precision="bf16", max_grad_norm=1)
     assert dict(other.arguments) == {"lr": 0.2, "path": "3 a", "opt": Optimizer.SGD, "flag": True}
     said = other.form["recalled"]
@@ -99,10 +99,10 @@ def test_settings_of_a_run_fill_the_next_panel_and_can_be_taken_back(notebook):
 
 
 def test_settings_that_the_function_no_longer_takes_are_left_out(notebook):
-    settings = Settings(
-        {"num_processes": "many", "seed": -1, "env": {"A": "b"}, "output": "none"},
-        {"lr": "fast", "gone": "1", "opt": "gone", "flag": "x", "path": 3},
-    )
+    settings = {
+        "options": {"num_processes": "many", "seed": -1, "env": {"A": "b"}, "output": "none"},
+        "arguments": {"lr": "fast", "gone": "1", "opt": "gone", "flag": "x", "path": 3},
+    }
     panel = ConfigPanel(tuned)
     panel.view.recall(settings, "As in your last run")
     assert panel.config == LaunchConfig(output="none")

@@ -313,7 +313,7 @@ def test_code_of_a_panel_without_a_name_asks_for_one(names):
     panel = ConfigPanel(lambda model=None: 0, kwargs={"model": Model()})
     assert "Give the panel a name first: panel = ConfigPanel(...)" in panel.form["code"]["note"]
     names["mine"] = panel
-    panel.view.draw()
+    panel.draw()
     assert "Give the panel a name" not in panel.form["code"]["note"]
     assert "mine.fn" in panel.code
 
@@ -324,9 +324,9 @@ def test_panel_reports_that_its_function_was_defined_again(names):
     panel = names["panel"] = ConfigPanel(first, 2)
     assert panel.code.endswith("notebook_launch(loop, 2)")
     exec("def loop(): return 1", names)
-    panel.view.draw()
+    panel.draw()
     assert panel.code.endswith("notebook_launch(panel.fn, 2)")
-    assert "loop was defined again: run this cell again to launch the new version." in panel.view.run_area.status_text
+    assert "loop was defined again: run this cell again to launch the new version." in panel.run_area.status_text
 
 
 def test_launch_by_code_warns_of_a_function_that_was_defined_again(names):

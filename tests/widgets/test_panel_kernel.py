@@ -41,13 +41,13 @@ class Waiting:  # for a widget's trait to have a value that is wanted
         self.event = threading.Event()
         widget.observe(lambda change: is_wanted(change["new"]) and self.event.set(), name)
     def wait(self):
-        assert self.event.wait(30), (panel.run, panel.view.run_area.status_text, panel.view.run_area.error)
+        assert self.event.wait(30), (panel.run, panel.run_area.status_text, panel.run_area.error)
 
 def run_by_click():
     over = Waiting(panel.launch_button, "disabled", lambda is_disabled: not is_disabled)
     panel.launch_button.click()
     over.wait()
-    return panel.view.run_area.status_text
+    return panel.run_area.status_text
 
 panel
 """
@@ -99,7 +99,7 @@ def test_panel_works_with_the_oldest_ipywidgets() -> None:
         ended = kernel.wait(shown.msg_id, until=lambda cell: new_picture(cell, before, "stopped"))
         assert "update" in sent(kernel, comm_id)
         assert "stopped after" in ended.stdout
-        closed = kernel.execute("monitor = panel.view.run_area.monitor; monitor.close(); monitor")
+        closed = kernel.execute("monitor = panel.run_area.monitor; monitor.close(); monitor")
         assert closed.error is None, closed.traceback
         assert "stopped" in str(closed.result)
 
@@ -125,12 +125,10 @@ def test_panel_is_shown_as_a_widget_with_a_text(kernel: Kernel, cell: str) -> No
 
 
 def test_click_on_launch_runs_with_the_values_of_the_fields(kernel: Kernel, cell: str) -> None:
-    status = evaluate(
-        kernel, 'panel.view.receive({"type": "put", "key": "arguments.lr", "value": "0.5"}); run_by_click()'
-    )
+    status = evaluate(kernel, 'panel._receive({"type": "put", "key": "arguments.lr", "value": "0.5"}); run_by_click()')
     assert "✓ train: done in " in status
     assert evaluate(kernel, "list(panel.results), panel.run.config.num_processes") == ([0.5, 1.0], 2)
-    assert evaluate(kernel, "panel.running['monitor'] == panel.view.run_area.monitor.model_id, panel.folded") == (
+    assert evaluate(kernel, "panel.running['monitor'] == panel.run_area.monitor.model_id, panel.folded") == (
         True,
         True,
     )
@@ -170,23 +168,23 @@ def test_second_click_on_launch_starts_nothing(kernel: Kernel, cell: str) -> Non
     click(kernel, "launch")
     click(kernel, "launch")
     kernel.execute("over.wait()")
-    assert evaluate(kernel, "panel.run.state, panel.view.run_area.error") == ("done", [])
+    assert evaluate(kernel, "panel.run.state, panel.run_area.error") == ("done", [])
     assert kernel.outcome(cell).stdout.count("train: 2 CPU ranks") == before + 1
 
 
 def test_failure_is_shown_above_the_monitor_and_launch_is_enabled_again(kernel: Kernel) -> None:
     assert "✕ train: failed after" in evaluate(kernel, 'panel.arguments["fails"] = True; run_by_click()')
-    error = evaluate(kernel, "''.join(text for text, _ in panel.view.run_area.error)")
+    error = evaluate(kernel, "''.join(text for text, _ in panel.run_area.error)")
     assert "rank 1 of 2 failed first; rank 0 failed as a consequence." in error
     assert "ValueError: bo<b>o</b>m" in error
     assert "raise ValueError(" not in error  # The monitor below has the traceback.
-    reset = evaluate(kernel, "panel.view.run_area.monitor._feed.reset()['errors'][0]['traceback']")
+    reset = evaluate(kernel, "panel.run_area.monitor._feed.reset()['errors'][0]['traceback']")
     assert "raise ValueError(" in reset
     outcome = kernel.execute("panel.results")
     assert outcome.error == "ValueError: bo<b>o</b>m"
     status = evaluate(kernel, 'panel.arguments["fails"] = False; run_by_click()')
     assert "done in" in status
-    assert evaluate(kernel, "panel.view.run_area.error") == []
+    assert evaluate(kernel, "panel.run_area.error") == []
 
 
 def test_stop_asks_and_then_kills(kernel: Kernel) -> None:
@@ -204,7 +202,7 @@ def test_stop_asks_and_then_kills(kernel: Kernel) -> None:
     assert evaluate(kernel, "panel.stop_button.click(); panel.stop_button.description") == "Kill"
     evaluate(kernel, "panel.stop_button.click(); over.wait(); 0")
     assert evaluate(kernel, "panel.run.state, panel.stop_button.disabled") == ("stopped", True)
-    assert "train: stopped after" in evaluate(kernel, "panel.view.run_area.status_text")
+    assert "train: stopped after" in evaluate(kernel, "panel.run_area.status_text")
 
 
 def panel_run(kernel: Kernel) -> str:
@@ -219,7 +217,7 @@ def test_every_start_method_works_from_a_click(kernel: Kernel, method: str) -> N
 
 def test_shown_panel_reports_after_the_cell_that_defines_its_function_again(kernel: Kernel) -> None:
     callbacks = 'len(get_ipython().events.callbacks["post_run_cell"])'
-    look = "'again was defined again: run this cell again' in mine.view.run_area.status_text, mine.form['code']['text']"
+    look = "'again was defined again: run this cell again' in mine.run_area.status_text, mine.form['code']['text']"
     before = evaluate(kernel, callbacks)
     run_cell(kernel, "def again(): return 1\nmine = ConfigPanel(again, 1)\nmine")
     assert evaluate(kernel, callbacks) == before + 1
@@ -236,9 +234,9 @@ def test_shown_panel_reports_after_the_cell_that_defines_its_function_again(kern
 
 def test_status_of_a_run_gives_way_to_a_field_that_has_to_be_fixed(kernel: Kernel) -> None:
     evaluate(kernel, "run_by_click()")
-    put = 'panel.view.receive({"type": "put", "key": "seed", "value": %r})\n'
-    typed = put % "x" + "said = panel.view.run_area.status_text\n" + put % "1"
-    said, then = evaluate(kernel, typed + "said, panel.view.run_area.status_text")
+    put = 'panel._receive({"type": "put", "key": "seed", "value": %r})\n'
+    typed = put % "x" + "said = panel.run_area.status_text\n" + put % "1"
+    said, then = evaluate(kernel, typed + "said, panel.run_area.status_text")
     assert said == "✕ Fix Seed to enable Launch."
     assert then.startswith("2 CPU ranks, gloo")
 
@@ -248,7 +246,7 @@ def test_refused_launch_is_shown_in_the_panel(kernel: Kernel) -> None:
         "captured = threading.Lock()\n"
         "broken, panel = panel, ConfigPanel(lambda: captured, 2)\n"
         "status = run_by_click()\n"
-        "error, panel = str(panel.view.run_area.error), broken\n"
+        "error, panel = str(panel.run_area.error), broken\n"
         "status, error"
     )
     status, error = evaluate(kernel, code)
@@ -308,9 +306,9 @@ def test_panel_of_a_cell_that_is_run_again_adopts_the_live_run(kernel: Kernel) -
     assert shown.error is None, shown.traceback
     assert evaluate(kernel, "again is first, again.run is run, run.state") == (False, True, "running")
     assert evaluate(kernel, "again.launch_button.disabled, again.stop_button.disabled") == (True, False)
-    assert "loop is running on 2 ranks" in evaluate(kernel, "again.view.run_area.status_text")
+    assert "loop is running on 2 ranks" in evaluate(kernel, "again.run_area.status_text")
     (comm_id,) = monitors(kernel)[-1:]
-    assert evaluate(kernel, "again.view.run_area.monitor.comm.comm_id") == comm_id
+    assert evaluate(kernel, "again.run_area.monitor.comm.comm_id") == comm_id
     for name in ("again", "first"):
         refused = kernel.execute(f"{name}.launch()")
         assert (refused.error or "").startswith("CallOrderError: this panel's run is not over")

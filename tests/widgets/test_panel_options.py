@@ -102,7 +102,7 @@ def test_invalid_value_is_noted_at_its_field_and_disables_launch(name, typed, me
     assert list(panel.problems) == [name]
     assert panel.launch_button.disabled
     reason = f"Fix {field(panel, name)['label']} to enable Launch."
-    assert reason in panel.view.run_area.status_text
+    assert reason in panel.run_area.status_text
     assert panel.launch_button.tooltip == reason
     panel.launch_button.click()
     assert panel.run is None

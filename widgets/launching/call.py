@@ -26,7 +26,7 @@ WIDTH = 96
 class Namer:
     """Finds names for objects in the user's cells, and notes the imports that the cells lack."""
 
-    def __init__(self, namespace: Mapping[str, Any], panel: Any = None) -> None:
+    def __init__(self, namespace: Mapping[str, Any], panel: Any) -> None:
         self._namespace = dict(namespace)
         self._panel = panel
         self.imports: set[str] = set()
@@ -38,25 +38,10 @@ class Namer:
         own = getattr(value, "__name__", None)
         if isinstance(own, str) and self._namespace.get(own) is value:
             return own
-        for name, held in self._namespace.items():
-            if held is value and name.isidentifier() and not name.startswith("_") and not keyword.iskeyword(name):
-                return name
+        if (name := self._held(value)) is not None:
+            return name
         if isinstance(value, types.MethodType) and (owner := self.name_of(value.__self__)) is not None:
             return f"{owner}.{value.__name__}"
-        return self._import(value, own)
-
-    def expression(self, value: Any, otherwise: str) -> str:
-        """Return code for a value; `otherwise` names the panel's attribute that holds it."""
-        if is_literal(value):
-            return literal(value)
-        if isinstance(value, PurePath):
-            self.imports |= set() if self._namespace.get("Path") is Path else {"from pathlib import Path"}
-            return f"Path({literal(str(value))})"
-        if isinstance(value, enum.Enum) and (cls := self.name_of(type(value))) is not None:
-            return f"{cls}.{value.name}"
-        return self.name_of(value) or f"{self._name_of_panel()}.{otherwise}"
-
-    def _import(self, value: Any, own: Any) -> str | None:
         home = getattr(value, "__module__", None)
         if not isinstance(own, str) or not isinstance(home, str) or own in self._namespace:
             return None
@@ -68,11 +53,25 @@ class Namer:
                 return own
         return None
 
-    def _name_of_panel(self) -> str:
-        held = (name for name, value in self._namespace.items() if value is self._panel and not name.startswith("_"))
-        name = next(held, "") if self._panel is not None else ""
-        self.needs_a_panel = not name
-        return name or "panel"
+    def expression(self, value: Any, otherwise: str) -> str:
+        """Return code for a value; `otherwise` names the panel's attribute that holds it."""
+        if is_literal(value):
+            return literal(value)
+        if isinstance(value, PurePath):
+            self.imports |= set() if self._namespace.get("Path") is Path else {"from pathlib import Path"}
+            return f"Path({literal(str(value))})"
+        if isinstance(value, enum.Enum) and (cls := self.name_of(type(value))) is not None:
+            return f"{cls}.{value.name}"
+        if (name := self.name_of(value)) is not None:
+            return name
+        panel = self._held(self._panel)
+        self.needs_a_panel = panel is None
+        return f"{panel or 'panel'}.{otherwise}"
+
+    def _held(self, value: Any) -> str | None:
+        """Return the name of an object in the user's cells."""
+        fits = (name for name, held in self._namespace.items() if held is value and name.isidentifier())
+        return next((name for name in fits if not name.startswith("_") and not keyword.iskeyword(name)), None)
 
 
 def call_code(
@@ -89,16 +88,16 @@ def call_code(
     if kwargs:
         named = [f"{literal(name)}: {items[name]}" for name in kwargs]
         parts.append("kwargs=" + _bracketed("{", named, "}", indent=4))
-    setup = given.pop("setup", None)
-    env = given.pop("env", {})
+    setup, env = given.pop("setup", None), given.pop("env", {})
     parts += [f"{name}={literal(_plain(value))}" for name, value in given.items()]
     if env:
         # The code of a panel is saved with its notebook.
         hidden = {name for name, text in env.items() if is_secret(name, text)}
-        namer.imports.update({"import os"} if hidden else ())
+        namer.imports |= {"import os"} if hidden else set()
         items = {name: f"os.environ[{literal(name)}]" if name in hidden else literal(env[name]) for name in env}
         parts.append(f"env={{{', '.join(f'{literal(name)}: {item}' for name, item in items.items())}}}")
-    parts += [] if setup is None else [f"setup={namer.expression(setup, 'config.setup')}"]
+    if setup is not None:
+        parts.append(f"setup={namer.expression(setup, 'config.setup')}")
     call = namer.name_of(notebook_launch) or "notebook_launch"
     head = [*sorted(namer.imports), ""] if namer.imports else []
     return "\n".join([*head, _bracketed(f"{call}(", parts, ")", indent=0)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import inspect
 import sys
@@ -17,20 +18,15 @@ if TYPE_CHECKING:
     from notebook_launcher.kernel.plan import Plan
     from notebook_launcher.machine.devices import GPU, Machine
 
-
 ARITHMETIC = {"fp16": (5, 3), "bf16": (8, 0)}
 """Lowest compute capability with arithmetic in this precision (CUDA C++ Programming Guide)."""
 
 
 def describe_machine(machine: Machine) -> str:
     """Return one clause: cores and GPUs."""
-    cores = _cores(machine)
-    if machine.why_no_gpu:
-        return f"{cores}, {machine.why_no_gpu}"
-    kinds = {gpu.name: 0 for gpu in machine.gpus}
-    for gpu in machine.gpus:
-        kinds[gpu.name] += 1
-    return f"{cores}, {', '.join(f'{count} x {name}' for name, count in kinds.items())}"
+    kinds = collections.Counter(gpu.name for gpu in machine.gpus)
+    gpus = ", ".join(f"{count} x {name}" for name, count in kinds.items())
+    return f"{_cores(machine)}, {machine.why_no_gpu or gpus}"
 
 
 def describe_gpu(at: int, gpu: GPU) -> str:
@@ -62,11 +58,10 @@ def misfits(machine: Machine, config: LaunchConfig) -> dict[str, str]:
         found["devices"] = f"Choose among the GPUs of this machine: there is no GPU {missing[0]}."
     elif "nccl" in (config.backend or ""):
         num_gpus = 0 if config.backend in unfit_backends(machine, config) else len(chosen or machine.gpus)
+        need = f"{config.backend} needs a GPU for each process"
         if not num_gpus:
-            why = machine.why_no_gpu or "CPU is chosen"
-            found["backend"] = f"Choose auto or gloo: {config.backend} needs a GPU for each process ({why})."
+            found["backend"] = f"Choose auto or gloo: {need} ({machine.why_no_gpu or 'CPU is chosen'})."
         elif num > num_gpus:
-            need = f"{config.backend} needs a GPU for each process"
             found.setdefault("num_processes", f"Enter {num_gpus} or less, or choose gloo as backend: {need}.")
     return found
 
@@ -82,12 +77,11 @@ def unfit_precisions(machine: Machine, config: LaunchConfig) -> dict[str, str]:
     if machine.why_no_gpu or config.devices == "cpu":
         # Measured on a Xeon with AVX-512: a 768 x 768 matrix product takes 19 times as long in fp16 as in float32.
         return {"fp16": "fp16 needs a GPU: on a CPU it is slower than full precision. bf16 works on both."}
-    chosen = range(len(machine.gpus)) if config.devices is None else config.devices
     unfit = {}
-    for precision, least in ARITHMETIC.items():
-        for at in chosen:
-            gpu = machine.gpus[int(at)] if int(at) < len(machine.gpus) else None
-            if gpu is not None and gpu.capability is not None and gpu.capability < least:
+    chosen = config.devices if isinstance(config.devices, tuple) else range(len(machine.gpus))
+    for gpu in (gpu for at, gpu in enumerate(machine.gpus) if at in chosen):
+        for precision, least in ARITHMETIC.items():
+            if gpu.capability is not None and gpu.capability < least:
                 have, need = (".".join(map(str, capability)) for capability in (gpu.capability, least))
                 unfit[precision] = f"{precision} needs compute capability {need}; {gpu.name} has {have}."
     return unfit
@@ -95,13 +89,8 @@ def unfit_precisions(machine: Machine, config: LaunchConfig) -> dict[str, str]:
 
 def unfit_backends(machine: Machine, config: LaunchConfig) -> dict[str, str]:
     """Return the backends that do not work here, each with the reason."""
-    if config.engine is not None:
-        return {}
-    if machine.why_no_gpu:
-        return dict.fromkeys(("nccl", "cpu:gloo,cuda:nccl"), machine.why_no_gpu)
-    if config.devices == "cpu":
-        return dict.fromkeys(("nccl", "cpu:gloo,cuda:nccl"), "no GPU is chosen")
-    return {}
+    why = machine.why_no_gpu or ("no GPU is chosen" if config.devices == "cpu" else "")
+    return dict.fromkeys(("nccl", "cpu:gloo,cuda:nccl"), why) if why and config.engine is None else {}
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -117,8 +106,7 @@ def sharding_hint(num_processes: int, shard: int, num_steps: int, num_bytes: int
     """
     if num_processes == 1:
         return "With one process, sharding has no effect"
-    plain = 2 * (num_processes - 1) / num_processes
-    replicas = num_processes // shard
+    plain, replicas = 2 * (num_processes - 1) / num_processes, num_processes // shard
     sharded = 3 * num_steps * (shard - 1) / shard + 2 * (replicas - 1) / replicas / shard
     whole = f"{format_bytes(num_bytes)} of parameters" if num_bytes else "all parameters"
     if shard == 1:
@@ -129,12 +117,10 @@ def sharding_hint(num_processes: int, shard: int, num_steps: int, num_bytes: int
             f"1/{shard} of parameters, gradients and optimizer state on each process. An update sends "
             f"{sharded / plain:.2g} times as much."
         )
-    part = format_bytes(num_bytes // shard)
     return (
-        f"Each process holds {part} of parameters instead of {format_bytes(num_bytes)}; gradients and optimizer state "
-        "shrink alike. "
-        f"An update sends {format_bytes(round(sharded * num_bytes))} a process instead of "
-        f"{format_bytes(round(plain * num_bytes))}."
+        f"Each process holds {format_bytes(num_bytes // shard)} of parameters instead of {format_bytes(num_bytes)}; "
+        f"gradients and optimizer state shrink alike. An update sends {format_bytes(round(sharded * num_bytes))} a "
+        f"process instead of {format_bytes(round(plain * num_bytes))}."
     )
 
 
@@ -150,7 +136,6 @@ def parameter_bytes(function: Any, arguments: Iterable[Any]) -> int:
         # It may be no Python function, or a variable around it may have no value yet.
         with contextlib.suppress(TypeError, ValueError):
             names = inspect.getclosurevars(inspect.unwrap(function))
-            named = [*names.nonlocals.values(), *names.globals.values()]
-            models = [value for value in named if isinstance(value, nn.Module)]
-    tensors = {id(tensor): tensor for model in models for tensor in model.parameters()}
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+            models = [value for value in {**names.globals, **names.nonlocals}.values() if isinstance(value, nn.Module)]
+    tensors = {tensor for model in models for tensor in model.parameters()}
+    return sum(tensor.nbytes for tensor in tensors)

@@ -38,7 +38,7 @@ from notebook_launcher.widgets.launching.parameters import (
 from notebook_launcher.wording import is_secret, name_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
     from pathlib import Path
 
     from notebook_launcher.kernel.plan import Plan
@@ -76,14 +76,15 @@ class LaunchState(traitlets.HasTraits):
 
     def __init__(self, function: Any, config: LaunchConfig, arguments: Mapping[str, Any], holder: Any = None) -> None:
         self.function = function
+        self.name = "" if function is None else name_of(function)
         self.parameters: dict[str, Parameter] = {each.name: each for each in signature_parameters(function)}
         self.mistakes: dict[str, str] = {}
         self.problems: dict[str, str] = {}
         self.plan: Plan | None = None
         self.machine = devices.detect()
         self.lock = threading.RLock()
-        self._holder = holder
-        self._field_put = ""
+        self._holder = holder or self
+        self._is_field_put = False
         self._takes_any = takes_any_name(function)
         self.arguments = Arguments(self._check_name, self._argument_changed)
         super().__init__(config=config)
@@ -117,23 +118,28 @@ class LaunchState(traitlets.HasTraits):
         return sharding_hint(self.plan.num_processes, shard, steps, parameter_bytes(self.function, values))
 
     @property
-    def environ(self) -> dict[str, str]:
-        """Environment variables of the ranks."""
-        return {**os.environ, **self.config.env}
-
-    @property
     def training(self) -> TrainingSettings:
         """Settings that an `Accelerator()` in a rank adopts: as given, else from the ranks' environment."""
-        return self.config.training_settings().resolved(self.environ)
+        return self.config.training_settings().resolved({**os.environ, **self.config.env})
 
     def value_of(self, name: str) -> Any:
         """Return the value that the function gets for an argument; `MISSING` if it gets none."""
         parameter = self.parameters.get(name)
         return self.arguments.get(name, MISSING if parameter is None else parameter.default)
 
-    def put(self, name: str, value: Any) -> None:
-        """Set an option. An invalid value is noted in `mistakes` and leaves `config` as it is."""
+    def put(self, key: str, value: Any) -> None:
+        """Set an option, or an argument as `arguments.<name>`; `MISSING` stands for an argument's default.
+
+        An invalid value is noted in `mistakes` and leaves `config` as it is.
+        """
         with self.lock:
+            if (name := key.removeprefix("arguments.")) != key:
+                if value is not MISSING and not self._is_default(name, value):
+                    self.arguments[name] = value
+                else:
+                    self.arguments.pop(name, None)
+                    self._argument_changed(name)
+                return
             try:
                 config = dataclasses.replace(self.config, **{name: value})
             except ConfigError as error:
@@ -144,56 +150,29 @@ class LaunchState(traitlets.HasTraits):
             if config == self.config:
                 self.touch()
                 return
-            self._field_put = name
+            self._is_field_put = True  # The other fields keep their mistakes.
             try:
                 self.config = config
             finally:
-                self._field_put = ""
+                self._is_field_put = False
 
     def put_typed(self, key: str, text: str) -> None:
-        """Set an option, or an argument as `arguments.<name>`, to what was typed; an empty text means the default."""
+        """Set an option or an argument to what was typed; an empty text means the default."""
         name = key.removeprefix("arguments.")
-        with self.lock:
-            try:
-                value = parameters.reads(key, text) if name == key else self.parameters[name].parse(text)
-            except ValueError as error:
+        try:
+            value = parameters.reads(key, text) if name == key else self.parameters[name].parse(text)
+        except ValueError as error:
+            with self.lock:
                 self.mistakes[key] = str(error)
                 self.touch()
-            else:
-                (self.put if name == key else self.set_argument)(name, value)
-
-    def set_argument(self, name: str, value: Any) -> None:
-        """Set an argument. Its default and `MISSING` remove it from `arguments`."""
-        if value is MISSING or self._is_default(name, value):
-            self.arguments.pop(name, None)
-            self._argument_changed(name)
         else:
-            self.arguments[name] = value
-
-    def reset(self, keys: Iterable[str]) -> None:
-        """Set options, and arguments as `arguments.<name>`, to their defaults."""
-        with self.lock:
-            for key in keys:
-                if (name := key.removeprefix("arguments.")) != key:
-                    self.set_argument(name, MISSING)
-                else:
-                    self.put(key, parameters.default_of(key))
-
-    def detect_again(self) -> None:
-        """Read the machine again, because the GPUs' free memory changes."""
-        self.machine = devices.detect()
-        self.touch()
+            self.put(key, value)
 
     def touch(self) -> None:
         """Find the present problems, and notify the observers of `revision`."""
         with self.lock:
-            self.problems = dict(self.mistakes)
-            for name, parameter in self.parameters.items():
-                if parameter.is_required and name not in self.arguments:
-                    self.problems.setdefault(f"arguments.{name}", _how_to_set(parameter))
-            self._check_micro_batch()
-            for name, reason in hardware.misfits(self.machine, self.config).items():
-                self.problems.setdefault(name, reason)
+            found = self._argument_problems() | hardware.misfits(self.machine, self.config)
+            self.problems = {**self.mistakes, **found, **self.mistakes}
             self.plan = None
             try:
                 # The nodes of an engine are asked only at the launch, because that may take a login on each.
@@ -207,23 +186,26 @@ class LaunchState(traitlets.HasTraits):
                 self.problems.setdefault(error.field or "", str(error))
             self.revision += 1
 
-    def _check_micro_batch(self) -> None:
-        name = "" if self.micro_batch is None else self.micro_batch.name
-        size = self.value_of(name)
-        # A default of -1 may have a meaning of its own in the function.
-        if type(size) is int and size < 1 and not self._is_default(name, size):
-            self.problems.setdefault(f"arguments.{name}", "Enter a whole number, 1 or more.")
+    def _argument_problems(self) -> dict[str, str]:
+        found = {}
+        for name, parameter in self.parameters.items():
+            if parameter.is_required and name not in self.arguments:
+                way = f"{'Choose' if parameter.kind == 'choice' else 'Enter'} a value: there is no default."
+                is_code = parameter.kind == "code"
+                found[f"arguments.{name}"] = f'Set it from code: panel.arguments["{name}"] = ...' if is_code else way
+        if (micro := self.micro_batch) is not None:
+            size = self.value_of(micro.name)
+            # A default of -1 may have a meaning of its own in the function.
+            if type(size) is int and size < 1 and not self._is_default(micro.name, size):
+                found[f"arguments.{micro.name}"] = "Enter a whole number, 1 or more."
+        return found
 
     def call(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments for a call: positional-only ones by place, the others by name."""
         by_place, by_name = self._split()
         return tuple(by_place.values()), by_name
 
-    def code(self) -> str:
-        """Return the code for the same launch."""
-        return self.preview()[0]
-
-    def preview(self) -> tuple[str, str]:
+    def code(self) -> tuple[str, str]:
         """Return the code for the same launch, and a note on what to do before it can be pasted."""
         namer = Namer(sys.modules["__main__"].__dict__, self._holder)
         by_place, by_name = self._split()
@@ -235,13 +217,9 @@ class LaunchState(traitlets.HasTraits):
     def is_redefined(self) -> bool:
         """True if the notebook's name for the function means another function by now."""
         name = getattr(self.function, "__name__", "")
-        newer = sys.modules["__main__"].__dict__.get(name)
-        return (
-            newer is not None
-            and newer is not self.function
-            and getattr(newer, "__qualname__", None) == getattr(self.function, "__qualname__", "")
-            and getattr(self.function, "__module__", None) == "__main__"
-        )
+        newer = sys.modules["__main__"].__dict__.get(name, self.function)
+        is_same_name = getattr(newer, "__qualname__", None) == getattr(self.function, "__qualname__", "")
+        return newer is not self.function and is_same_name and self.function.__module__ == "__main__"
 
     def _is_default(self, name: str, value: Any) -> bool:
         default = self.parameters[name].default if name in self.parameters else MISSING
@@ -261,55 +239,51 @@ class LaunchState(traitlets.HasTraits):
         close = difflib.get_close_matches(str(name), self.parameters, n=1)
         takes = f"It takes {', '.join(self.parameters)}." if self.parameters else "It takes none."
         hint = f"Did you mean {close[0]!r}?" if close else takes
-        who = "nothing" if self.function is None else name_of(self.function)
-        raise ConfigError(f"arguments[{name!r}]: {who} has no parameter of that name. {hint}")
+        raise ConfigError(f"arguments[{name!r}]: {self.name or 'nothing'} has no parameter of that name. {hint}")
 
     def _argument_changed(self, name: str | None) -> None:
         with self.lock:
-            for key in [key for key in self.mistakes if key.startswith("arguments.")]:
-                if name is None or key == f"arguments.{name}":
-                    del self.mistakes[key]
+            for key in [f"arguments.{name}"] if name is not None else [*self.mistakes]:
+                if key.startswith("arguments."):
+                    self.mistakes.pop(key, None)
             self.touch()
 
     @traitlets.observe("config")
     def _config_changed(self, _change: Any) -> None:
         with self.lock:
-            if not self._field_put:  # The change came from code: every field is filled again.
+            if not self._is_field_put:  # The change came from code: every field is filled again.
                 self.mistakes = {key: text for key, text in self.mistakes.items() if key.startswith("arguments.")}
             self.touch()
-
-
-def _how_to_set(parameter: Parameter) -> str:
-    if parameter.kind == "code":
-        return f'Set it from code: panel.arguments["{parameter.name}"] = ...'
-    return f"{'Choose' if parameter.kind == 'choice' else 'Enter'} a value: there is no default."
 
 
 # --------------------------------------------------------------------------------------------------------------------
 # Options of a launch that have a field in a panel, in the order of their fields.
 
 
-ESSENTIAL = ("num_processes", "gradient_accumulation_steps", "mixed_precision")
-"""Options that are always in view."""
-ADVANCED = (
-    "engine",
-    "devices",
-    "backend",
-    "start_method",
-    "output",
-    "shard",
-    "seed",
-    "max_grad_norm",
-    "comm_hook",
-    "timeout",
-    "idle_timeout",
-    "max_restarts",
-    "resume",
-    "check_collectives",
-    "detached",
-    "preemption_signal",
-)
-"""Options in the section that is folded at first; they are seldom changed."""
+LABELS = {
+    "num_processes": "Processes",
+    "gradient_accumulation_steps": "Accumulation steps",
+    "mixed_precision": "Mixed precision",
+    "engine": "Machines",
+    "devices": "Devices",
+    "backend": "Backend",
+    "start_method": "Start method",
+    "output": "Output in the cell",
+    "shard": "Shard models over",
+    "seed": "Seed",
+    "max_grad_norm": "Maximum gradient norm",
+    "comm_hook": "Gradient compression",
+    "timeout": "Time limit, seconds",
+    "idle_timeout": "Idle limit, seconds",
+    "max_restarts": "Restarts after a failure",
+    "resume": "Restarts resume from",
+    "check_collectives": "Check collectives",
+    "detached": "Outlive the kernel",
+    "preemption_signal": "Save and stop at the signal",
+}
+"""Label of each field."""
+ESSENTIAL, ADVANCED = tuple(LABELS)[:3], tuple(LABELS)[3:]
+"""Options that are always in view, and those in the section that is folded at first; they are seldom changed."""
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -319,43 +293,38 @@ ADVANCED = (
 # that cannot be typed, and arguments with names of secrets, are left out.
 
 
-OPTIONS = (*ESSENTIAL, *ADVANCED)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Settings:
-    """Options and arguments that differ from their defaults, as plain JSON values."""
-
-    options: dict[str, Any]
-    arguments: dict[str, Any]
-
-    def apply(self, state: LaunchState) -> list[str]:
-        """Fill the fields that have their defaults; return the keys of the fields that were filled."""
-        filled = [name for name, value in self.options.items() if _apply_option(state, name, value)]
-        for name, data in self.arguments.items():
-            parameter = state.parameters.get(name)
-            value = MISSING if parameter is None or name in state.arguments else _decode(parameter, data)
-            if value is not MISSING:
-                state.set_argument(name, value)
-                filled.append(f"arguments.{name}")
-        return filled
-
-
-def settings_of(state: LaunchState) -> Settings:
-    """Return the settings of a panel that differ from their defaults and that can be typed."""
-    options = {name: getattr(state.config, name) for name in OPTIONS}
+def settings_of(state: LaunchState) -> dict[str, dict[str, Any]]:
+    """Return the options and arguments that differ from their defaults and can be typed, as plain JSON values."""
+    options = {name: getattr(state.config, name) for name in LABELS}
     options = {name: value for name, value in options.items() if value != default_of(name)}
+    if "engine" in options:
+        options["engine"] = command_engines.write(options["engine"])
     arguments = {
         name: _encode(parameter, state.arguments[name])
         for name, parameter in state.parameters.items()
         if name in state.arguments and not is_secret(name, state.arguments[name])
     }
-    if "engine" in options:
-        options["engine"] = command_engines.write(options["engine"])
-    return Settings(
-        {name: list(value) if isinstance(value, tuple) else value for name, value in options.items()},
-        {name: data for name, data in arguments.items() if data is not MISSING},
-    )
+    return {
+        "options": {name: list(value) if isinstance(value, tuple) else value for name, value in options.items()},
+        "arguments": {name: data for name, data in arguments.items() if data is not MISSING},
+    }
+
+
+def fill(state: LaunchState, settings: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Fill the fields that have their defaults; return the keys of the fields that were filled."""
+    filled = []
+    for name, value in settings["options"].items():
+        if name in LABELS and getattr(state.config, name) == default_of(name) != value:
+            with contextlib.suppress(ConfigError):  # of another version
+                state.config = dataclasses.replace(state.config, **{name: value})
+                filled.append(name)
+    for name, data in settings["arguments"].items():
+        parameter = state.parameters.get(name)
+        value = MISSING if parameter is None or name in state.arguments else _decode(parameter, data)
+        if value is not MISSING:
+            state.put(f"arguments.{name}", value)
+            filled.append(f"arguments.{name}")
+    return filled
 
 
 def file_of(function: Any, config: LaunchConfig) -> Path | None:
@@ -372,31 +341,17 @@ def file_of(function: Any, config: LaunchConfig) -> Path | None:
     return home / "panels" / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.json"
 
 
-def write(path: Path, settings: Settings) -> None:
+def write(path: Path, settings: Mapping[str, Any]) -> None:
     """Write settings to a file; if the disk is full, only the next panel lacks them."""
     with contextlib.suppress(OSError):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        data = json.dumps(dataclasses.asdict(settings)).encode("ascii")
-        replace(path, data, path.with_suffix(f".{os.getpid()}"))
+        replace(path, json.dumps(settings).encode("ascii"), path.with_suffix(f".{os.getpid()}"))
 
 
-def read(path: Path) -> Settings | None:
+def read(path: Path) -> dict[str, dict[str, Any]] | None:
     """Return the settings in a file; None if there are none."""
     data = read_json(path.parent, path.name) or {}
-    options, arguments = data.get("options"), data.get("arguments")
-    if not isinstance(options, dict) or not isinstance(arguments, dict):
-        return None
-    return Settings(options, arguments)
-
-
-def _apply_option(state: LaunchState, name: str, value: Any) -> bool:
-    if name not in OPTIONS or getattr(state.config, name) != default_of(name) or value == default_of(name):
-        return False
-    try:
-        state.config = dataclasses.replace(state.config, **{name: value})
-    except ConfigError:
-        return False
-    return True
+    return data if all(isinstance(data.get(name), dict) for name in ("options", "arguments")) else None
 
 
 def _encode(parameter: Parameter, value: Any) -> Any:
@@ -415,32 +370,3 @@ def _decode(parameter: Parameter, data: Any) -> Any:
     with contextlib.suppress(ValueError):
         return parameter.parse(data) if isinstance(data, str) and parameter.kind != "code" else MISSING
     return MISSING
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# Notes below the fields that decide how long a run lives, and from where it resumes after a failure.
-
-
-def lifetime_hints(config: LaunchConfig) -> dict[str, str]:
-    """Return the note below each of these fields, by the option's name."""
-    signal = "Sent by a cluster before it takes the machine: the run saves after its next update, and stops"
-    if config.resume is None:
-        resume = "The function starts from the beginning, unless it loads a checkpoint itself"
-    elif config.max_restarts or config.detached:
-        resume = (
-            "accelerator.load_state() without a folder loads the newest checkpoint, or nothing if there is none yet"
-        )
-    else:
-        resume = "No restarts are allowed yet: enter their number in Restarts after a failure"
-    if config.preemption_signal is None and config.detached and config.resume is not None:
-        signal = f"SIGTERM. {signal}"
-    elif config.preemption_signal is None:
-        signal = "Automatic: no signal; if restarts resume from a checkpoint, SIGTERM saves and stops the run"
-    elif not config.detached:
-        signal = 'Only for a run that outlives the kernel: tick "Outlive the kernel", too'
-    return {
-        "idle_timeout": "Stops the run after this time without output, reports or updates",
-        "resume": resume,
-        "detached": "The run continues when the kernel ends or restarts; attach() reconnects to the run",
-        "preemption_signal": signal,
-    }

@@ -9,7 +9,6 @@ code: `panel.arguments["model"] = model`.
 from __future__ import annotations
 
 import ast
-import contextlib
 import dataclasses
 import enum
 import functools
@@ -20,7 +19,7 @@ import os
 import types
 import typing
 from collections import UserDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -41,8 +40,19 @@ MISSING: Any = inspect.Parameter.empty
 Kind = Literal["bool", "int", "float", "str", "path", "choice", "literal", "code"]
 PLAIN: dict[Any, Kind] = {bool: "bool", int: "int", float: "float", str: "str", Path: "path", PurePath: "path"}
 PATHS = (Path, PurePath, os.PathLike)
-LITERALS = (list, tuple, dict, set, frozenset, Mapping, Sequence)
 LITERAL_TYPES = (type(None), bool, int, complex, str, bytes, list, tuple, dict, set)
+EXAMPLES: dict[Any, str] = {
+    list: "[1, 2]",
+    tuple: "(1, 2)",
+    dict: "{'a': 1}",
+    set: "{1, 2}",
+    frozenset: "{1, 2}",
+    Mapping: "{'a': 1}",
+    Sequence: "[1, 2]",
+}
+"""A literal for each container that an annotation can name."""
+TYPES: dict[Any, tuple[type, ...]] = {frozenset: (set, frozenset), Mapping: (dict,), Sequence: (list, tuple)}
+"""Types of the literals that stand for a container; for all others, the container itself."""
 WORDS = {
     "int": "a whole number",
     "float": "a number",
@@ -50,8 +60,8 @@ WORDS = {
 }
 OPENING = tuple("[({'\"")
 """Characters with which a literal begins and a bare word does not."""
-_TEXT_OR_NUMBER = Sequence[str | int]
-"""Stands for unions such as `int | str`."""
+_TEXT_OR_NUMBER, _NUMBERS = object(), object()
+"""Stand for unions such as `int | str` and `int | bool`, whose values are typed as literals."""
 MAX_LITERAL = 1000
 """Characters of the longest literal that can be typed, or shown in a line of code."""
 
@@ -70,7 +80,7 @@ class Parameter:
     takes_words: bool = False
     """True if a text that is not a literal is a value: the text itself."""
     container: Any = MISSING
-    """Annotation of a list, dictionary or the like, of which a typed value has to be one."""
+    """Annotation: of a list, dictionary or the like, a typed value has to be one."""
     is_behind_wrapper: bool = False
     """True if a decorator passes the parameter on, and may give a value itself."""
 
@@ -104,8 +114,12 @@ class Parameter:
             return text
         if value is MISSING or not is_number:
             raise ValueError(f"Enter {WORDS[self.kind]}.")
-        if self.container is not MISSING and not container_fits(self.container, value):
-            raise ValueError(f"Enter {container_words(self.container)}.")
+        kind = _kind_of(self.container)
+        if kind in EXAMPLES and not isinstance(value, TYPES.get(kind, kind)):
+            is_plain = isinstance(self.container, type) and not typing.get_args(self.container)
+            name = self.container.__name__ if is_plain else repr(self.container)
+            name = name.replace("collections.abc.", "").replace("typing.", "")
+            raise ValueError(f"Enter a literal of type {name}, such as {EXAMPLES[kind]}.")
         return value
 
     def reading(self, text: str) -> str:
@@ -136,17 +150,17 @@ class Parameter:
         """Return True if the field can show a value; some values from code cannot be typed."""
         if value is MISSING or (value is None and (self.optional or self.kind == "literal")):
             return True
-        fitting: dict[Kind, Callable[[], bool]] = {
-            "bool": lambda: isinstance(value, bool),
-            "choice": lambda: value in self.choices,
-            "str": lambda: isinstance(value, str) and "\n" not in value,
-            "path": lambda: isinstance(value, (str, PurePath)) and "\n" not in str(value),
-            "int": lambda: isinstance(value, int) and not isinstance(value, bool),
-            "float": lambda: isinstance(value, (int, float)) and not isinstance(value, bool),
-            "literal": lambda: is_literal(value),
-            "code": lambda: False,
-        }
-        return fitting[self.kind]()
+        match self.kind:
+            case "choice":
+                return value in self.choices
+            case "literal":
+                return is_literal(value)
+            case "str" | "path":
+                types = str if self.kind == "str" else (str, PurePath)
+                return isinstance(value, types) and "\n" not in str(value)
+            case "int" | "float":
+                return type(value) is not bool and isinstance(value, int if self.kind == "int" else (int, float))
+        return self.kind == "bool" and isinstance(value, bool)
 
 
 def signature_parameters(function: Any) -> tuple[Parameter, ...]:
@@ -173,7 +187,8 @@ def is_literal(value: Any) -> bool:
         return math.isfinite(value)
     if type(value) not in LITERAL_TYPES or (hasattr(value, "__len__") and len(value) > MAX_LITERAL):
         return False  # Asked at each stroke of a key, so no foreign repr is called.
-    inside = [*value, *value.values()] if type(value) is dict else value if type(value) in LITERALS else ()
+    plain = value if type(value) in (list, tuple, set) else ()
+    inside = [*value, *value.values()] if type(value) is dict else plain
     if not all(map(is_literal, inside)):
         return False
     try:
@@ -221,38 +236,28 @@ def _namespace(function: Any) -> dict[str, Any]:
 
 
 def _parameter(parameter: inspect.Parameter, names: dict[str, Any]) -> Parameter:
+    default = parameter.default
     annotation, optional = _without_none(_resolve(parameter.annotation, names))
-    kind, choices = _kind(annotation, parameter.default)
-    optional = optional or parameter.default is None
-    if kind == "bool" and (optional or parameter.default is MISSING):
+    kind, choices = _kind(annotation, default)
+    optional = optional or default is None
+    if kind == "bool" and (optional or default is MISSING):
         kind, choices = "choice", (False, True)  # a checkbox has no third state
     if kind == "choice" and optional and None not in choices:
         choices = (None, *choices)
-    if kind == "choice" and parameter.default is not MISSING and parameter.default not in choices:
-        choices = (parameter.default, *choices)
+    if kind == "choice" and default is not MISSING and default not in choices:
+        choices = (default, *choices)
+    # A text may be meant if the type is not known, or if one of several is `str`.
+    may_be_text = annotation is _TEXT_OR_NUMBER or (annotation in (MISSING, Any) and default in (None, MISSING))
     return Parameter(
         name=parameter.name,
         kind=kind,
-        default=parameter.default,
+        default=default,
         optional=optional,
         choices=choices,
         positional_only=parameter.kind is inspect.Parameter.POSITIONAL_ONLY,
-        takes_words=kind == "literal" and _takes_words(annotation, parameter.default),
-        container=_container_of(_resolve(parameter.annotation, names)),
+        takes_words=kind == "literal" and may_be_text,
+        container=annotation,
     )
-
-
-def _container_of(annotation: Any) -> Any:
-    """Return the container that an annotation stands for, also one of `Optional`; `MISSING` if it is none."""
-    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
-        members = [_resolve(each, {}) for each in typing.get_args(annotation) if each is not type(None)]
-        annotation = members[0] if len(members) == 1 else MISSING
-    return annotation if is_container(annotation) else MISSING
-
-
-def _takes_words(annotation: Any, default: Any) -> bool:
-    """Return True if a text may be meant: the type is not known, or one of several is `str`."""
-    return annotation is _TEXT_OR_NUMBER or (annotation in (MISSING, Any) and default in (None, MISSING))
 
 
 def _resolve(annotation: Any, names: dict[str, Any]) -> Any:
@@ -276,16 +281,18 @@ def _without_none(annotation: Any) -> tuple[Any, bool]:
     optional = len(others) < len(members)
     if set(others) == {int, float}:
         others = [float]
-    if str in others and all(each is str or _is_path(each) for each in others):
+    if str in others and all(each is str or _kind_of(each) in PATHS for each in others):
         others = [str]
     inner = _resolve(others[0], {}) if len(others) == 1 else MISSING
     if inner is MISSING and set(others) <= set(PLAIN):
-        inner = _TEXT_OR_NUMBER if str in others else list  # typed as a literal
+        inner = _TEXT_OR_NUMBER if str in others else _NUMBERS  # typed as a literal
     return inner, optional
 
 
-def _is_path(annotation: Any) -> bool:
-    return (typing.get_origin(annotation) or annotation) in PATHS
+def _kind_of(annotation: Any) -> Any:
+    """Return `list` for `list[int]`; an annotation without a hash, such as `[1]`, is of no kind."""
+    kind = typing.get_origin(annotation) or annotation
+    return kind if isinstance(kind, Hashable) else MISSING
 
 
 def _kind(annotation: Any, default: Any) -> tuple[Kind, tuple[Any, ...]]:
@@ -295,52 +302,14 @@ def _kind(annotation: Any, default: Any) -> tuple[Kind, tuple[Any, ...]]:
     if isinstance(enumeration, type) and issubclass(enumeration, enum.Enum):
         return "choice", tuple(enumeration)
     plain = type(default) if annotation in (MISSING, Any) else annotation
-    plain = Path if _is_path(plain) or isinstance(default, PurePath) else plain
+    plain = Path if _kind_of(plain) in PATHS or isinstance(default, PurePath) else plain
     if isinstance(plain, type) and plain in PLAIN:
         return PLAIN[plain], ()
     if annotation in (MISSING, Any) and default is MISSING:
         return "literal", ()
-    takes_literals = any((typing.get_origin(annotation) or annotation) is each for each in LITERALS)
+    takes_literals = annotation in (_TEXT_OR_NUMBER, _NUMBERS) or _kind_of(annotation) in EXAMPLES
     is_one = default is not MISSING and is_literal(default) and (default is not None or annotation in (MISSING, Any))
     return ("literal" if takes_literals or is_one else "code"), ()
-
-
-# Containers as annotations name them: whether a typed literal is one, and what to type instead.
-
-
-EXAMPLES: dict[Any, str] = {
-    list: "[1, 2]",
-    tuple: "(1, 2)",
-    dict: "{'a': 1}",
-    set: "{1, 2}",
-    frozenset: "{1, 2}",
-    Mapping: "{'a': 1}",
-    Sequence: "[1, 2]",
-}
-TYPES: dict[Any, tuple[type, ...]] = {frozenset: (set, frozenset), Mapping: (dict,), Sequence: (list, tuple)}
-"""Types of the literals that stand for a container; for all others, the container itself."""
-
-
-def _kind_of(annotation: Any) -> Any:
-    return typing.get_origin(annotation) or annotation
-
-
-def is_container(annotation: Any) -> bool:
-    """Return True for `list`, `dict[str, int]` and the like."""
-    return any(_kind_of(annotation) is each for each in EXAMPLES)
-
-
-def container_fits(annotation: Any, value: Any) -> bool:
-    """Return True if a literal is such a container; what is in it is not checked."""
-    kind = _kind_of(annotation)
-    return isinstance(value, TYPES.get(kind, (kind,)))
-
-
-def container_words(annotation: Any) -> str:
-    """Return `a literal of type list[int], such as [1, 2]`."""
-    name = annotation.__name__ if isinstance(annotation, type) and not typing.get_args(annotation) else repr(annotation)
-    name = name.replace("collections.abc.", "").replace("typing.", "")
-    return f"a literal of type {name}, such as {EXAMPLES[_kind_of(annotation)]}"
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -361,23 +330,16 @@ def reads(name: str, text: str) -> Any:
 
 
 def _read(text: str, number: OptionNumber) -> int | float:
-    value = _number(text)
-    is_round = isinstance(value, float) and value.is_integer()
-    if value is None or (number.is_whole and not isinstance(value, int) and not is_round):
+    value = _literal(text)
+    value = _literal(text, float) if value is MISSING else value  # Only this reads inf, and only the other 0x10.
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if is_number and number.is_whole:
+        is_number = isinstance(value, int) or value.is_integer()
+    if not is_number or not number.least <= value <= (math.inf if number.most is None else number.most):
         raise ValueError(f"Enter {number.words}.")
-    is_inside = number.least <= value <= (math.inf if number.most is None else number.most)
-    if not is_inside or (not number.is_whole and not 0 < value < math.inf):
+    if not number.is_whole and not 0 < value < math.inf:
         raise ValueError(f"Enter {number.words}.")
     return int(value) if number.is_whole else value
-
-
-def _number(text: str) -> int | float | None:
-    for read in (ast.literal_eval, float):  # Only the first reads 0x10, and only the second inf.
-        with contextlib.suppress(ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-            value = read(text)
-            if isinstance(value, (int, float)) and not isinstance(value, bool):
-                return value
-    return None
 
 
 # --------------------------------------------------------------------------------------------------------------------

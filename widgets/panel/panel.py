@@ -15,13 +15,13 @@ from notebook_launcher.kernel.calls.checks import check_callable
 from notebook_launcher.kernel.display import cell
 from notebook_launcher.kernel.display.sink import make_sink
 from notebook_launcher.kernel.launch import launch
+from notebook_launcher.machine import devices
 from notebook_launcher.widgets.assets import STATIC, join_modules
 from notebook_launcher.widgets.launching import launch_state
 from notebook_launcher.widgets.launching.launch_state import LaunchState
 from notebook_launcher.widgets.panel.running import Button, RunArea
 from notebook_launcher.widgets.panel.view import PanelView, product
 from notebook_launcher.widgets.place import WIDGET_VIEW, Kept, PanelCell, open_widgets, panel_html
-from notebook_launcher.wording import name_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -84,33 +84,30 @@ class ConfigPanel(anywidget.AnyWidget):
         if num_processes is not None:
             options["num_processes"] = num_processes
         self._state = state = LaunchState(fn, LaunchConfig.build(config, options), kwargs or {}, holder=self)
-        self._running = RunArea(self._start)
+        self.run_area = RunArea(self._start, self._show_run)
+        """Launch, Stop, the run's state and its monitor."""
+        self._monitor: Monitor | None = None
         self._kept = Kept()
-        self._left: launch_state.Settings | None = None
+        self._left: dict[str, Any] | None = None
         """Settings of the panel that this one replaced."""
-        self._may_recall = True
         self._shows_redefined: bool | None = None
         """True if the form shows that its function was defined again; None before the panel is shown."""
         self.place = PanelCell()
         """The cells that show the panel."""
         super().__init__(config=state.config)
-        self.view = PanelView(state, self._running, lambda form: self.set_trait("form", form))
+        self.view = PanelView(state)
         """The form: `panel.view.fields["seed"]` is the seed's."""
         self.add_class(self._kept.live)
-        self._running.observe(lambda change: self._show_monitor(change["new"]), "monitor")
-        self._running.on_change(self._show_run)
-        self._show_run()
-        state.observe(lambda _: self._renew_picture(), "revision")
-        self._running.observe(lambda _: self._renew_picture(), "status_text")
+        state.observe(lambda _: self.draw(), "revision")
         traitlets.link((state, "config"), (self, "config"))
         self.on_msg(lambda _, content, __: self._receive(content))
         self._move_to(cell.current_message())
+        self.draw()
 
     @property
     def fn(self) -> Callable[..., Any] | None:
         """The function that the panel launches."""
-        function: Callable[..., Any] | None = self._state.function
-        return function
+        return self._state.function  # type: ignore[no-any-return]
 
     @property
     def arguments(self) -> Any:
@@ -129,7 +126,7 @@ class ConfigPanel(anywidget.AnyWidget):
     @property
     def code(self) -> str:
         """Code for the same launch."""
-        return self._state.code()
+        return self._state.code()[0]
 
     @property
     def effective_batch(self) -> int | None:
@@ -139,23 +136,23 @@ class ConfigPanel(anywidget.AnyWidget):
     @property
     def run(self) -> Run | None:
         """The newest run; None before the first."""
-        return self._running.run
+        return self.run_area.run
 
     @property
     def results(self) -> Results | None:
         """Values that the newest run's ranks returned; None before its end. Raises the run's error if it failed."""
-        run = self._running.run
+        run = self.run_area.run
         return run.result() if run is not None and run.wait(0) else None
 
     @property
     def launch_button(self) -> Button:
         """Button that starts a run; disabled during a run and while a field is wrong. Its tooltip has the reason."""
-        return self._running.launch_button
+        return self.run_area.launch_button
 
     @property
     def stop_button(self) -> Button:
         """Button that stops the run; a second click kills its ranks."""
-        return self._running.stop_button
+        return self.run_area.stop_button
 
     def launch(self, fn: Callable[..., Any] | None = None, /, *args: Any, **kwargs: Any) -> Run:
         """Launch with the panel's options and return the run at once; the panel shows it.
@@ -172,65 +169,77 @@ class ConfigPanel(anywidget.AnyWidget):
             LaunchError: `notebook_launcher.launch` refuses the launch.
         """
         if fn is None and self._state.is_redefined:
-            name = _name_of(self.fn)
+            name = self._state.name
             warnings.warn(
                 f"{name} was defined again, and this panel launches the earlier {name}. Run the panel's cell again, or "
                 f"call panel.launch({name}).",
                 stacklevel=2,
             )
-        return self._running.launch(lambda: self._start(fn, args, kwargs))
+        return self.run_area.launch(lambda: self._start(fn, args, kwargs))
 
     def __repr__(self) -> str:
-        name = _name_of(self.fn)
         state = "not launched yet" if self.run is None else f"run {self.run.state}"
-        return f"<ConfigPanel({name}): {state}>"
+        return f"<ConfigPanel({self._state.name}): {state}>"
 
     def close(self) -> None:
         """Close the panel with its monitor; its run continues."""
-        running = getattr(self, "_running", None)  # ipywidgets also closes a panel whose constructor has failed.
-        if running is not None:
+        if hasattr(self, "_kept"):  # ipywidgets also closes a panel whose constructor has failed.
             self._kept.close()
-            running.close()
+            self.run_area.close()
         layout = self._trait_values.get("layout")  # asked for by its name, it would be made again
         super().close()
         if layout is not None:
             layout.close()  # It is a widget with a comm of its own.
 
     @property
-    def settings(self) -> launch_state.Settings:
-        """Settings that differ from their defaults and can be typed."""
+    def settings(self) -> dict[str, dict[str, Any]]:
+        """Options and arguments that differ from their defaults and can be typed."""
         return launch_state.settings_of(self._state)
 
-    @property
-    def is_busy(self) -> bool:
-        """True while a run is starting or running."""
-        return self._running.is_busy
-
-    def hand_over(self, successor: RunArea) -> None:
-        """Give the run to another panel and close this one."""
-        successor.take_over(self._running)
-        self.close()
+    def draw(self) -> None:
+        """Show the state of the launch: what was set from code, mistakes, the effective batch and the code."""
+        with self._state.lock:
+            self.form = self.view.form()
+            if self.comm is not None:  # Another panel has the area once this one is closed.
+                self.run_area.set_ready(**self.view.readiness())
 
     def _receive(self, content: Any) -> None:
-        """Process one message from the page."""
-        match content.get("type") if isinstance(content, dict) else None:
-            case "launch":
-                self.launch_button.click()
-            case "stop":
-                self.stop_button.click()
-            case "monitor" if self._running.monitor is not None:
-                self._running.monitor._handle_custom_msg(content.get("content"), [])  # noqa: SLF001 - the page's message
-            case str():
-                self.view.receive(content)
-
-    def _show_monitor(self, monitor: Monitor) -> None:
-        self.folded = True
-        if kernel_shell() is None:  # marimo connects widgets with the page that a cell makes, not those of a thread
-            monitor.send = lambda content: self.send({"type": "monitor", "content": content})
-            self.relayed = monitor.get_state(["title", "_esm", "_css"])
+        """Process one message from the page: what the user has typed or clicked."""
+        area, state = self.run_area, self._state
+        match content if isinstance(content, dict) else {}:
+            case {"type": "launch"}:
+                area.launch_button.click()
+            case {"type": "stop"}:
+                area.stop_button.click()
+            case {"type": "monitor"} if area.monitor is not None:
+                area.monitor._handle_custom_msg(content.get("content"), [])  # noqa: SLF001 - the page's message
+            case {"type": "put", "key": key, "value": value} if key in self.view.fields:
+                area.attempt(lambda: self.view.put(key, value, content.get("at", 0.0)))
+            case {"type": "path", "key": key, "value": value} if key in self.view.files:
+                self.view.files[key] = value
+            case {"type": "look"}:
+                self.draw()
+            case {"type": "refresh"}:  # The GPUs' free memory changes.
+                state.machine = devices.detect()
+                state.touch()
+            case {"type": "forget"}:
+                area.attempt(self.view.forget)
+                self.draw()
+            case {"type": "load" | "save" | "export" as act}:
+                self.view.work_with_file(act)
+                self.draw()
 
     def _show_run(self) -> None:
-        self.running = self._running.shown
+        """Show the state of the run; its monitor folds the form."""
+        area = self.run_area
+        if area.monitor is not None and area.monitor is not self._monitor:
+            self._monitor, self.folded = area.monitor, True
+            if kernel_shell() is None:  # marimo connects widgets with the page that a cell makes, not those of a thread
+                area.monitor.send = lambda content: self.send({"type": "monitor", "content": content})
+                self.relayed = area.monitor.get_state(["title", "_esm", "_css"])
+        self.running = area.shown
+        if self._kept.is_shown:
+            self._kept.renew(self._picture(), self.code)
 
     def _start(self, fn: Any = None, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> Run:
         # The panel holds the monitor, so the run does not show another one.
@@ -249,33 +258,37 @@ class ConfigPanel(anywidget.AnyWidget):
             sink.html(self._picture(), self.code)
             return
         self._move_to(cell.current_message())
-        if self._shows_redefined is None:
-            call_after_cells(self._after_cell)
-        self._shows_redefined = self._state.is_redefined
-        if sink.has_audience:
+        is_first, self._shows_redefined = self._shows_redefined is None, self._state.is_redefined
+        if is_first:
+            self._call_after_cells()
+        if is_first and sink.has_audience:
             self._recall()
-        self.view.draw()  # The cell may have given names to the panel and to other values meanwhile.
+        self.draw()  # The cell may have given names to the panel and to other values meanwhile.
         view = {"version_major": 2, "version_minor": 0, "model_id": self.model_id}
         # A notebook that is not trusted shows the empty HTML: the picture below is enough.
         sink.display({WIDGET_VIEW: view, "text/html": "", "text/plain": repr(self)})
         if sink.is_cell:
             self._kept.show(sink, self._picture(), self.code)
-        self._running.show()
+        self.run_area.show()
 
-    def _after_cell(self) -> bool:
-        """Show that a cell has defined the function again; return False once the panel is closed."""
-        if self.comm is None:
-            return False
-        if self._shows_redefined != self._state.is_redefined:
-            self._shows_redefined = not self._shows_redefined
-            self.view.draw()
-        return True
+    def _call_after_cells(self) -> None:
+        """Show after each cell, until the panel is closed, whether the notebook has defined the function again."""
+        # Weakly, because the shell would keep the panel, and with the panel its run.
+        shell, reference = kernel_shell(), weakref.ref(self)
+
+        def look(*_: Any) -> None:
+            panel = reference()
+            if panel is None or panel.comm is None:
+                shell.events.unregister("post_run_cell", look)
+            elif panel._shows_redefined != panel._state.is_redefined:  # noqa: SLF001 - the same class
+                panel._shows_redefined = not panel._shows_redefined  # noqa: SLF001
+                panel.draw()
+
+        if shell is not None:
+            shell.events.register("post_run_cell", look)
 
     def _recall(self) -> None:
-        """Fill in the settings of the panel that this one replaced, else of the last run; only the first time."""
-        is_first, self._may_recall = self._may_recall, False
-        if not is_first:
-            return
+        """Fill in the settings of the panel that this one replaced, else of the last run."""
         path = launch_state.file_of(self.fn, self.config)
         if self._left is not None:
             self.view.recall(self._left, "As you left the panel")
@@ -283,52 +296,24 @@ class ConfigPanel(anywidget.AnyWidget):
             self.view.recall(settings, "As in your last run")
 
     def _picture(self) -> str:
-        title, status = _name_of(self.fn) or "a function", self._running.status_text
-        if self._running.is_busy:  # The page shows the picture once the kernel is gone, and the ranks with it.
+        status = self.run_area.status_text
+        if self.run_area.is_busy:  # The page shows the picture once the kernel is gone, and the ranks with it.
             status = f"When this picture was made: {status}"
-        return panel_html(title, self.view.words(), status, self.code)
-
-    def _renew_picture(self) -> None:
-        if self._kept.is_shown:
-            self._kept.renew(self._picture(), self.code)
+        return panel_html(self._state.name or "a function", self.view.words(), status, self.code)
 
     def _move_to(self, message: Any) -> None:
         """Let a cell show this panel, in place of the panel that the cell showed when it was last run."""
-        self._running.home = message
+        self.run_area.home = message
         if self.place.add(message) and (old := self._find_replaced()):
             self._left = old.settings
-            old.hand_over(self._running)
+            old.close()
+            if old.run_area.is_busy and not self.run_area.is_busy:
+                self.run_area = old.run_area
+                self.run_area.move(self._start, self._show_run, message)
 
     def _find_replaced(self) -> ConfigPanel | None:
         panels = (widget for widget in open_widgets() if isinstance(widget, ConfigPanel) and widget is not self)
         # The cell may have shown several panels.
         left = [panel for panel in panels if panel.place.is_left_to(self.place)]
-        left.sort(key=lambda panel: (_name_of(panel.fn) != _name_of(self.fn), not panel.is_busy))
-        return left[0] if left else None
-
-
-def _name_of(function: Any) -> str:
-    return "" if function is None else name_of(function)
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# Calls a panel after each cell of the notebook, for as long as the panel is open.
-
-
-EVENT = "post_run_cell"
-
-
-def call_after_cells(method: Callable[[], bool]) -> None:
-    """Call a method after each cell, until it returns False or its object is gone; without a kernel, never."""
-    shell = kernel_shell()
-    if shell is None:
-        return
-    # Weakly, because the shell would keep the panel, and with the panel its run.
-    reference = weakref.WeakMethod(method)
-
-    def after(*_: Any) -> None:
-        live = reference()
-        if live is None or not live():
-            shell.events.unregister(EVENT, after)
-
-    shell.events.register(EVENT, after)
+        name = self._state.name
+        return min(left, key=lambda old: (old.view.state.name != name, not old.run_area.is_busy), default=None)
