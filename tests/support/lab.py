@@ -216,7 +216,7 @@ class Lab:
         asked: list[str] = []
         for _ in range(5):
             # The first key press after the layout of a page is sometimes lost.
-            with contextlib.suppress(TimeoutError, self._timeout()):
+            with contextlib.suppress(TimeoutError, self.timeout()):
                 self.cell(page, at).locator(".cm-content").first.click(timeout=10_000)
                 page.keyboard.press("Shift+Enter")
                 page.wait_for_function(f"([at, before]) => {PROMPT} !== before", arg=[at, before], timeout=3000)
@@ -240,7 +240,8 @@ class Lab:
         return "[ ]" not in self.cell(page, at).locator(".jp-InputPrompt").first.inner_text()
 
     @staticmethod
-    def _timeout() -> type[Exception]:
+    def timeout() -> type[Exception]:
+        """Return the error of an element that does not come."""
         from playwright.sync_api import TimeoutError as Timeout
 
         return Timeout
