@@ -87,6 +87,49 @@ RANK_STATES: dict[str, StateLook] = {
 }
 
 
+RANK_COLUMNS = (
+    {"title": "Step", "name": "step"},
+    {
+        "title": "Samples/s, all ranks",
+        "name": "samples_per_second",
+        "is_optional": True,
+        "hint": "The rate of all ranks together, as each rank counted it over the last few seconds",
+    },
+    {"title": "Memory", "name": "memory", "hint": "Resident memory now; for a rank that has ended, its peak"},
+    {"title": "GPU memory", "name": "gpu_memory", "is_optional": True},
+    {"title": "GPU", "name": "gpu_utilization", "is_optional": True, "hint": "Utilisation"},
+)
+"""Columns of numbers in the page's table of ranks; an optional one is shown if a rank has such a number."""
+ACTIONS = {
+    "stop": ("Stop after this step", "Each rank finishes its step, then the run ends"),
+    "interrupt": ("Interrupt", "Stop every rank now, wherever it is"),
+    "stacks": ("Dump stacks", "Show what every rank is executing now"),
+    "save": ("Save now", "All ranks save a checkpoint after the same update"),
+    "pause": ("Pause", "Hold all ranks after the same update"),
+    "resume": ("Resume", "Continue training on all ranks"),
+}
+"""The page's buttons: their words and tooltips."""
+MEASURES = (
+    {
+        "kind": "sample",
+        "label": "Sample",
+        "unit": "seconds",
+        "amount": 5,
+        "max": 60,
+        "title": "Sample the stacks of all ranks, and show where their time goes",
+    },
+    {
+        "kind": "profile",
+        "label": "Profile",
+        "unit": "updates",
+        "amount": 3,
+        "max": 100,
+        "title": "Profile the next updates of rank 0 with torch.profiler",
+    },
+)
+"""Where the time goes: what the page can ask for, with an amount to begin with and the largest one."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """The most of each kind that the page keeps or shows."""
@@ -124,6 +167,9 @@ def legend_item() -> dict[str, Any]:
         "run_states": _state_records(RUN_STATES),
         "rank_states": _state_records(RANK_STATES),
         "limits": dataclasses.asdict(LIMITS),
+        "rank_columns": RANK_COLUMNS,
+        "actions": ACTIONS,
+        "measures": MEASURES,
     }
 
 

@@ -346,7 +346,7 @@ def failures_html(failures: Sequence[RankFailure]) -> str:
     for place, group in enumerate(groups[:FEW_ROWS]):
         failure = group[0]
         body = f'<pre style="{PRE}">{escape(failure.traceback)}</pre>' if failure.traceback else ""
-        for ranks, last_lines in _outputs(group).items():
+        for ranks, last_lines in outputs_of(group).items():
             lines = escape("\n".join(last_lines))
             whose = "its output" if len(group) == 1 else f"the output of {ranks}"
             body += f'<div>Last lines of {whose}:</div><pre style="{PRE}">{lines}</pre>'
@@ -358,7 +358,7 @@ def failures_html(failures: Sequence[RankFailure]) -> str:
     return "".join(parts)
 
 
-def _outputs(group: Sequence[RankFailure]) -> dict[str, tuple[str, ...]]:
+def outputs_of(group: Sequence[RankFailure]) -> dict[str, tuple[str, ...]]:
     """Return the last lines that the ranks of a group wrote, by rank; equal ones once."""
     ranks: dict[tuple[str, ...], list[int]] = {}
     for failure in group[:FEW_ROWS]:

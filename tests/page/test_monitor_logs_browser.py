@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+
+from notebook_launcher.history.schema import RankFailure
 from tests.support.lab import needs_browser
-from tests.support.monitor_page import lines, log, rank, reset, run
+from tests.support.monitor_page import errors, lines, log, rank, reset, run
 
 pytestmark = needs_browser
 
@@ -77,33 +80,21 @@ def test_arrow_keys_move_between_log_tabs_and_tab_key_stops_once(tab):
 
 
 def test_culprit_is_shown_with_its_traceback_and_victims_are_folded(tab):
-    culprit = {"rank": 1, "summary": "ValueError: boom", "traceback": "Traceback:\n  here", "victim": False}
-    victim = {"rank": 0, "summary": "RuntimeError: gone", "traceback": "Traceback:\n  there", "victim": True}
-    message = reset(
-        run=run(state="failed", is_over=True, error="ValueError: boom"),
-        errors=[{**victim, "last_lines": []}, {**culprit, "last_lines": ["the last"]}],
-    )
-    tab.deliver(message)
-    assert tab.texts(".nbl-errors > div .nbl-error-head")[0] == "rank 1\nValueError: boom"
+    trace = "Traceback:\n  here"
+    boom = [RankFailure(rank=rank, summary="ValueError: boom", traceback=trace) for rank in (1, 0, 2, 5)]
+    tab.deliver(reset(run=run(state="failed", is_over=True, error="ValueError: boom"), errors=errors(boom[0])))
+    assert tab.texts(".nbl-error-head") == ["rank 1\nValueError: boom"]
+    assert tab.text(".nbl-unseen") == "train: failed"
+    spoken = [dataclasses.replace(boom[at], last_lines=(f"last {at // 2}",)) for at in (0, 1, 2)]
+    victim = RankFailure(rank=3, summary="RuntimeError: gone", traceback=trace, victim=True)
+    tab.deliver({"type": "update", "errors": errors(victim, *spoken, RankFailure(rank=7, summary="KeyError: 3"))})
+    assert tab.texts(".nbl-errors > div .nbl-error-head") == ["ranks 0-2\nValueError: boom", "rank 7\nKeyError: 3"]
+    titles = ["Traceback", "Last lines of output of ranks 0, 1", "Last lines of output of rank 2"]
+    assert tab.texts(".nbl-errors > div .nbl-error summary") == titles
     assert tab.find("text=Traceback:").first.is_visible()
     assert not tab.find("text=RuntimeError: gone").is_visible()
     tab.page.get_by_text("1 rank failed as a consequence (caused by rank 1)").click()
     assert tab.find("text=RuntimeError: gone").is_visible()
-    assert tab.text(".nbl-unseen") == "train: failed"
-
-
-def test_equal_failures_are_one_box_with_one_traceback(tab):
-    failure = {"summary": "ValueError: boom", "traceback": "Traceback:\n  here", "victim": False, "last_lines": []}
-    errors = [{**failure, "rank": number} for number in (1, 0, 2, 5)]
-    tab.deliver(reset(run=run(state="failed", is_over=True), errors=errors[:1]))
-    assert tab.texts(".nbl-error-head") == ["rank 1\nValueError: boom"]
-    tab.deliver({"type": "update", "errors": [*errors[1:], {**failure, "rank": 3, "summary": "KeyError: 3"}]})
-    assert tab.texts(".nbl-error-head") == ["ranks 0-2, 5\nValueError: boom", "rank 3\nKeyError: 3"]
-    assert tab.find(".nbl-error pre").count() == 2
-    spoken = [{**failure, "rank": number, "last_lines": [f"last {number // 2}"]} for number in range(3)]
-    tab.deliver(reset(run=run(state="failed", is_over=True), errors=spoken))
-    titles = ["Traceback", "Last lines of output of ranks 0, 1", "Last lines of output of rank 2"]
-    assert tab.texts(".nbl-error summary") == titles
 
 
 def test_run_stopped_on_request_shows_no_error(tab):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 
 import pytest
 
 from notebook_launcher.colours import SERIES
+from notebook_launcher.history.schema import RankFailure
 from tests.support.lab import needs_browser
-from tests.support.monitor_page import EVIL, LANES, PLOT, TIMELINE, curve, log, rank, reset, run, waves
+from tests.support.monitor_page import EVIL, LANES, PLOT, TIMELINE, curve, errors, log, rank, reset, run, waves
 
 pytestmark = needs_browser
 
@@ -20,7 +22,7 @@ def luminance(color: str) -> float:
 
 
 def test_html_in_text_of_the_user_is_not_interpreted(tab):
-    error = {"rank": 0, "summary": EVIL, "traceback": EVIL, "victim": False, "last_lines": [EVIL]}
+    error = RankFailure(rank=0, summary=EVIL, traceback=EVIL, last_lines=(EVIL,))
     message = reset(
         run=run(
             id=EVIL,
@@ -31,13 +33,13 @@ def test_html_in_text_of_the_user_is_not_interpreted(tab):
             effective_batch=EVIL,
             action_hint=EVIL,
             progress={"done": 1, "total": 2, "text": EVIL, "pace": EVIL},
-            sync={"share": 0, "saved_seconds": 0, "text": EVIL},
+            sync=EVIL,
         ),
         ranks=[rank(0, reason=EVIL, last_line=EVIL, state="failed"), rank(1, returned=EVIL)],
         curves=[curve(EVIL, 0, waves(30))],
         lanes=[{"rank": 0, "spans": [[EVIL, 0, 1], ["step", 1, 1]]}],
         logs=[log(0, EVIL), log(1, EVIL)],
-        errors=[error, {**error, "rank": 1, "victim": True}],
+        errors=errors(error, dataclasses.replace(error, rank=1, victim=True)),
         notices=[EVIL, f"{EVIL}\n{EVIL}"],
     )
     tab.deliver(message)
@@ -64,7 +66,7 @@ def test_narrow_page_does_not_scroll_sideways(tab, width):
             curves=[curve(f"{long}{number}", 0, waves(50)) for number in range(5)],
             lanes=LANES,
             logs=[log(number, long) for number in range(64)],
-            errors=[{"rank": 0, "summary": long, "traceback": long, "victim": False, "last_lines": [long]}],
+            errors=errors(RankFailure(rank=0, summary=long, traceback=long, last_lines=(long,))),
             notices=[long],
         )
     )

@@ -83,7 +83,7 @@ def test_live_run_is_lost_when_its_kernel_restarts(tab, status):
     tab.settle()
     assert tab.text(".nbl-header .nbl-state-word") == "lost"
     assert tab.texts("tbody .nbl-state-word") == ["lost", "done"]
-    assert 'open_run("20261121-142501-train-3f9c") shows what its folder holds' in tab.text(".nbl-hint")
+    assert tab.text(".nbl-hint") == "The kernel ended."
     assert tab.text(".nbl-unseen") == "train: lost"
     assert (tab.find(".nbl-button[data-action]:enabled").count(), tab.text(".nbl-pace")) == (0, "")
     tab.page.evaluate("cleanups.splice(0).forEach((cleanup) => cleanup())")
@@ -92,7 +92,7 @@ def test_live_run_is_lost_when_its_kernel_restarts(tab, status):
 
 def test_detached_run_continues_when_its_kernel_restarts(tab):
     tab.page.evaluate(KERNEL)
-    tab.deliver(reset(run=run(back='attach("train-3f9c")')))
+    tab.deliver(reset(run=run(outlives=True, lost_hint='the run continues: attach("train-3f9c")')))
     tab.page.evaluate("kernel.tell('restarting')")
     tab.settle()
     assert tab.text(".nbl-header .nbl-state-word") == "continues elsewhere"

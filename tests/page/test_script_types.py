@@ -30,8 +30,8 @@ def test_scripts_of_the_widgets_have_no_type_errors():
 
 @needs_typescript
 def test_wrong_type_in_a_script_is_found(tmp_path):
-    script = (STATIC / "monitor/text.js").read_text(encoding="utf-8")
-    (tmp_path / "text.js").write_text(f"{script}\nplainLin('');\n", encoding="utf-8")
+    script = (STATIC / "monitor/units.js").read_text(encoding="utf-8")
+    (tmp_path / "units.js").write_text(f"{script}\nplainLin('');\n", encoding="utf-8")
     config = CONFIG.read_text(encoding="utf-8").replace("../../widgets/static/**/*", "*.js")
     (tmp_path / "tsconfig.json").write_text(config, encoding="utf-8")
     assert "Cannot find name 'plainLin'" in check(tmp_path)

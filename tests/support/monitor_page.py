@@ -6,15 +6,16 @@ Tests give curves, of which the kernel's own code makes the plots; it answers th
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import math
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.drawing.legend import legend_item
 from notebook_launcher.drawing.plots import PlotOptions
-from notebook_launcher.history.schema import MetricPoint, RankSnapshot
+from notebook_launcher.history.schema import MetricPoint, RankFailure, RankSnapshot, RunSnapshot
 from notebook_launcher.widgets.assets import STATIC, join_modules
-from notebook_launcher.widgets.monitor.page_items import rank_words
+from notebook_launcher.widgets.monitor.page_items import errors_item, rank_item
 from notebook_launcher.widgets.monitor.palette import palette_css
 from notebook_launcher.widgets.monitor.plot_feed import PlotFeed, csv_of
 
@@ -32,6 +33,7 @@ __all__ = [
     "TIMELINE",
     "Tab",
     "curve",
+    "errors",
     "lines",
     "log",
     "open_tab",
@@ -128,7 +130,7 @@ class Tab:
         self._plots = PlotFeed()
         self._usage = PlotFeed(PlotOptions(axis="time", grouped=False))
         self._points: list[MetricPoint] = []
-        self._changes: list[dict[str, Any]] = []
+        self._marks: list[tuple[int, str]] = []
         self._num_answered = 0
         self._turn = 0
 
@@ -162,8 +164,8 @@ class Tab:
         message = dict(message)
         if is_whole:
             self._plots, self._usage = PlotFeed(self._plots.options), PlotFeed(self._usage.options)
-            self._points, self._changes = [], []
-        self._changes += message.get("changes", [])
+            self._points = []
+        self._marks = message.pop("marks", [] if is_whole else self._marks)
         points = [point for curve in message.pop("curves", ()) for point in points_of(curve)]
         self._points += points
         self._plots.fold(points)
@@ -171,17 +173,12 @@ class Tab:
         for name, feed in (("plots", self._plots), ("usage", self._usage)):
             if is_whole or (items := feed.news()):
                 message[name] = feed.everything() if is_whole else items
-        if is_whole or "plots" in message or "changes" in message:
+        if is_whole or "plots" in message or self._marks:
             message.setdefault("plotting", self._plotting())
         return message
 
     def _plotting(self) -> dict[str, Any]:
-        marks: dict[int, str] = {}
-        for each in self._changes:
-            words = f"{each['name']} {each['before']} → {each['after']}"
-            if (step := each["step"]) is not None:
-                marks[step] = f"{marks[step]}, {words}" if step in marks else words
-        return self._plots.plotting(marks.items(), self._turn)
+        return self._plots.plotting(self._marks, self._turn)
 
     def settle(self) -> None:
         """Wait until requests are answered, frames drawn, and those requested by elements that came into sight."""
@@ -295,38 +292,30 @@ def run(**changes: Any) -> dict[str, Any]:
         "actions": {**dict.fromkeys(ACTIONS, True), "resume": False, "set": True, "sample": True, "profile": True},
         "change_hint": "",
         "action_hint": "",
-        "sync": {"share": 0.14, "saved_seconds": 5.3, "text": "14 % of a window waits for the network"},
+        "lost_hint": "The kernel ended.",
+        "sync": "14 % of a window waits for the network",
     }
     return {**record, **changes}
 
 
-def rank(number: int, **changes: Any) -> dict[str, Any]:
+def rank(number: int, *, slowest: bool = False, **changes: Any) -> dict[str, Any]:
     """Return an item RANK."""
-    record = {
-        "rank": number,
+    fields: dict[str, Any] = {
         "state": "running",
-        "reason": "",
         "step": 25,
-        "rate": 12.5,
         "samples_per_second": 800.25,
         "memory": 612_400_000,
-        "peak_memory": None,
-        "gpu_memory": None,
-        "gpu_utilization": None,
         "last_line": f"hello from {number}",
         "done": 25,
         "total": 100,
-        "slowest": False,
-        "returned": "",
-        "metrics": {},
-        "shares": {},
-        **changes,
     }
-    numbers = {name: record[name] for name in NUMBERS}
-    return {**record, "words": rank_words(RankSnapshot(rank=number, **numbers))}
+    return rank_item(RankSnapshot(rank=number, **{**fields, **changes}), is_slowest=slowest)
 
 
-NUMBERS = ("step", "samples_per_second", "memory", "peak_memory", "gpu_memory", "gpu_utilization", "done", "total")
+def errors(*failures: RankFailure) -> dict[str, Any]:
+    """Return an item ERRORS."""
+    snapshot = RunSnapshot(id="", name="", state="failed", started=0, seconds=0, num_processes=9, summary="", seed=0)
+    return errors_item(dataclasses.replace(snapshot, failures=failures))
 
 
 def points_of(curve: dict[str, Any]) -> Iterator[MetricPoint]:
@@ -356,7 +345,7 @@ def reset(**changes: Any) -> dict[str, Any]:
         "lanes": [],
         "usage": [],
         "logs": [],
-        "errors": [],
+        "errors": errors(),
         "notices": [],
         "settings": [],
         "changes": [],

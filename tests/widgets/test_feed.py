@@ -12,6 +12,7 @@ import pytest
 from notebook_launcher import Accelerator, launch
 from notebook_launcher.drawing.legend import LIMITS
 from notebook_launcher.history.schema import RankFailure, RankPhases, RankSnapshot, RunChange, RunSetting
+from notebook_launcher.history.summaries import measure_sync
 from notebook_launcher.kernel.display.kept_lines import MAX_PIECES
 from notebook_launcher.widgets.monitor.feed import Feed
 from tests.support.console_cell import Cell
@@ -75,7 +76,7 @@ def test_reset_holds_a_whole_real_run(trained: Any) -> None:
     assert message["run"]["progress"]["done"] == message["run"]["progress"]["total"] == 16
     assert message["run"]["effective_batch"] == "2 x 4 x 2 = 16 samples per update"
     assert not any(message["run"]["actions"].values())
-    assert [rank["returned"] for rank in message["ranks"]] == ["'weights'", "'weights'"]
+    assert [rank["last_line"] for rank in message["ranks"]] == ["returned 'weights'", "returned 'weights'"]
     assert [rank["state"] for rank in message["ranks"]] == ["returned", "returned"]
     lines = Drawn(message).lines
     assert lines.keys() >= {("loss", "rank 0"), ("loss", "rank 1"), ("broken", "rank 0")}
@@ -92,13 +93,13 @@ def test_reset_holds_a_whole_real_run(trained: Any) -> None:
 
 def test_saving_by_accumulation_is_measured(trained: Any) -> None:
     phases = trained.phases
-    sync = Feed(trained).reset()["run"]["sync"]
+    sync = measure_sync(phases.values())
     expected = [own.seconds["sync"] / own.counts["sync"] * (own.micro_batches - own.windows) for own in phases.values()]
     assert {(own.micro_batches, own.windows, own.counts["sync"]) for own in phases.values()} == {(16, 4, 4)}
-    assert sync["saved_seconds"] == pytest.approx(sum(expected) / 2, rel=0.01)
-    assert 0 < sync["share"] < 1
+    assert sync.saved_seconds == pytest.approx(sum(expected) / 2, rel=0.01)
+    assert 0 < (sync.share or 0) < 1
     words = r"[\d.]+ % of the time .* other ranks \([\d.]+ \w+ per wait\)\. Accumulation saved [\d.]+ \w+\."
-    assert re.fullmatch(words, sync["text"])
+    assert re.fullmatch(words, Feed(trained).reset()["run"]["sync"])
 
 
 def test_updates_add_up_to_a_reset() -> None:
@@ -175,7 +176,7 @@ def test_memory_is_sent_once_a_second_and_a_state_at_once() -> None:
     reader.ranks = (RankSnapshot(rank=0, state="saving", memory=3),)
     update = feed.update()
     assert update is not None
-    assert [(rank["state"], rank["memory"]) for rank in update["ranks"]] == [("saving", 3)]
+    assert [(rank["state"], rank["words"]["memory"]) for rank in update["ranks"]] == [("saving", "3 bytes")]
 
 
 def test_names_and_texts_of_users_are_sent_unchanged() -> None:
@@ -184,9 +185,11 @@ def test_names_and_texts_of_users_are_sent_unchanged() -> None:
     reader = Reader(ranks=(rank,), logs={0: SCRIPT + "\n"}, fields={"failures": (failure,), "name": SCRIPT})
     reader.report(0, **{SCRIPT: 1.0})
     message = json.loads(json.dumps(Feed(reader).reset(), allow_nan=False))
-    assert message["plots"][0]["title"] == message["run"]["name"] == message["errors"][0]["summary"] == SCRIPT
+    assert (
+        message["plots"][0]["title"] == message["run"]["name"] == message["errors"]["culprits"][0]["summary"] == SCRIPT
+    )
     assert message["logs"][0]["text"] == SCRIPT + "\n"
-    assert len(message["errors"][0]["traceback"]) < 21_000
+    assert len(message["errors"]["culprits"][0]["traceback"]) < 21_000
 
 
 def test_notices_are_in_the_next_message_and_in_every_reset() -> None:
@@ -245,9 +248,7 @@ def test_settings_are_sent_when_they_change_and_each_change_once() -> None:
     update = feed.update()
     assert update is not None
     assert [setting["text"] for setting in update["settings"]] == ["0.05"]
-    assert update["changes"] == [
-        {"name": "lr", "before": "0.1", "after": "0.05", "update": 7, "step": 6, "seconds": 2.5, "source": "monitor"}
-    ]
+    assert update["changes"] == [{"name": "lr", "words": "lr 0.1 → 0.05", "who": "by the monitor after update 7"}]
     assert update["answers"] == [{"name": "lr", "problem": "no"}]
     assert feed.update() is None
     found = {"kind": "sample", "drawing": "", "tables": [], "problem": "gone"}
@@ -262,7 +263,7 @@ def test_ranks_that_the_user_stopped_are_not_errors() -> None:
     failures = (RankFailure(rank=0, summary="stopped"), RankFailure(rank=1, summary="ValueError: boom"))
     ranks = (RankSnapshot(rank=0, state="stopped"), RankSnapshot(rank=1, state="failed"))
     reader = Reader(ranks=ranks, fields={"failures": failures})
-    assert [error["rank"] for error in Feed(reader).reset()["errors"]] == [1]
+    assert [error["who"] for error in Feed(reader).reset()["errors"]["culprits"]] == ["rank 1"]
 
 
 def test_later_error_is_sent_once() -> None:
@@ -272,7 +273,7 @@ def test_later_error_is_sent_once() -> None:
     reader.fields["failures"] = (RankFailure(rank=0, summary="ValueError: boom", victim=True),)
     update = feed.update()
     assert update is not None
-    assert [(error["summary"], error["victim"]) for error in update["errors"]] == [("ValueError: boom", True)]
+    assert [error["summary"] for error in update["errors"]["victims"]] == ["ValueError: boom"]
     assert feed.update() is None
 
 

@@ -36,7 +36,7 @@ def ask(table: RunsTable, kind: str, *ids: str, **content: Any) -> str:
 def test_rows_have_what_the_page_filters_and_sorts_by(table: RunsTable, home: Path) -> None:
     assert [row["id"] for row in table.rows] == [run.id for run in runs(home)]
     assert {tag for row in table.rows for tag in row["tags"]} == {"tag 0", "tag 1", "tag 2"}
-    assert [row["bytes"] for row in table.rows] == [run.size for run in runs(home)]
+    assert [row["order"]["disk"] for row in table.rows] == [run.size for run in runs(home)]
     assert table.caption == f"3 runs in {home}"
 
 

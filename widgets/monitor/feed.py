@@ -6,20 +6,18 @@ Plain data in, plain data out: no widget, no thread, no clock. A message stays s
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict, deque
+from collections import defaultdict, deque
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.drawing.legend import LIMITS, legend_item
 from notebook_launcher.drawing.run_picture import change_marks
 from notebook_launcher.history.summaries import TimeLeft
 from notebook_launcher.widgets.monitor.feeds import LaneFeed, LogFeed, ReportedPictureFeed
-from notebook_launcher.widgets.monitor.page_items import change_items, error_items, rank_items, run_item, setting_items
+from notebook_launcher.widgets.monitor.page_items import change_items, errors_item, rank_items, run_item, setting_items
 from notebook_launcher.widgets.monitor.plot_feed import ALL_POINTS, MAX_FILE, NEW_POINTS, PlotFeed, UsageFeed, csv_of
 from notebook_launcher.wording import format_left, one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from notebook_launcher.drawing.plots import PlotOptions
     from notebook_launcher.history.curves import Curves
     from notebook_launcher.history.schema import RunReader, RunSnapshot
@@ -63,14 +61,15 @@ class Feed:
         self._notices: deque[str] = deque(maxlen=LIMITS.notices)
         self._findings: dict[str, Message] = {}
         """The newest notices, and the last finding of each kind, for a page that is reloaded."""
-        self._num_sent: Counter[str] = Counter()
-        """Entries of the run's growing lists, such as its errors, that were sent."""
+        self._num_changes = 0
+        """Changes of settings that were sent."""
         self._num_told = 0
         """Texts that ranks sent for the user which have become notices."""
         self._run: Message = {}
         self._ranks: dict[int, Message] = {}
         self._settings: list[Message] = []
         self._plotting: Message = {}
+        self._errors: Message = {}
         """The items that were sent last."""
         self._refreshed = 0.0
         """The run's age in seconds when values that change all the time were sent last."""
@@ -117,11 +116,11 @@ class Feed:
         """Return a message with the whole run."""
         snapshot = self._read()
         self._news.clear()
-        self._num_sent.clear()
+        self._num_changes = 0
         self._run, self._ranks = self._run_item(snapshot), {item["rank"]: item for item in rank_items(snapshot)}
         self._settings, self._refreshed = setting_items(snapshot), snapshot.seconds
         plots = self._plots.everything()
-        self._plotting = self._plotting_item(snapshot)
+        self._plotting, self._errors = self._plotting_item(snapshot), errors_item(snapshot)
         return {
             "type": "reset",
             "legend": legend_item(),
@@ -133,10 +132,10 @@ class Feed:
             "lanes": self._lanes.everything(snapshot.phases),
             "usage": self._usage.everything(snapshot.usage),
             "logs": self._logs.tails(snapshot.num_processes),
-            "errors": self._since_last("errors", error_items(snapshot)),
+            "errors": self._errors,
             "notices": list(self._notices),
             "settings": self._settings,
-            "changes": self._since_last("changes", change_items(snapshot)),
+            "changes": self._new_changes(snapshot),
             "answers": [],
             "findings": list(self._findings.values()),
         }
@@ -159,15 +158,15 @@ class Feed:
             "lanes": self._lanes.news(snapshot.phases),
             "usage": self._usage.news(snapshot.usage),
             "logs": self._logs.news(snapshot.num_processes),
-            "errors": self._since_last("errors", error_items(snapshot)),
+            "errors": errors_item(snapshot),
             "settings": setting_items(snapshot),
-            "changes": self._since_last("changes", change_items(snapshot)),
+            "changes": self._new_changes(snapshot),
             **self._news,
         }
         self._news.clear()
-        news |= {name: None for name in ("plotting", "settings") if news[name] == getattr(self, f"_{name}")}
+        news |= {name: None for name in ("plotting", "settings", "errors") if news[name] == getattr(self, f"_{name}")}
         self._run, self._settings = news["run"] or self._run, news["settings"] or self._settings
-        self._plotting = news["plotting"] or self._plotting
+        self._plotting, self._errors = news["plotting"] or self._plotting, news["errors"] or self._errors
         self._ranks |= {item["rank"]: item for item in news["ranks"]}
         if is_due:
             self._refreshed = snapshot.seconds
@@ -188,9 +187,10 @@ class Feed:
         self.read_metrics()
         return snapshot
 
-    def _since_last(self, kind: str, items: Sequence[Message]) -> list[Message]:
-        """Return the items of a growing list since the last message."""
-        new, self._num_sent[kind] = list(items[self._num_sent[kind] :]), len(items)
+    def _new_changes(self, snapshot: RunSnapshot) -> list[Message]:
+        """Return the changes of settings since the last message."""
+        items = change_items(snapshot)
+        new, self._num_changes = items[self._num_changes :], len(items)
         return new
 
     def _plotting_item(self, snapshot: RunSnapshot) -> Message:
@@ -201,7 +201,11 @@ class Feed:
         return {
             **run_item(snapshot, can_act=self.can_act, action_hint=self.action_hint),
             "left": "" if left is None else format_left(left),
-            "back": f'attach("{snapshot.id}")' if self._outlives and not snapshot.is_over else "",
+            "outlives": self._outlives,
+            "lost_hint": f'The kernel restarted or ended; the run continues: attach("{snapshot.id}") shows it again.'
+            if self._outlives
+            else "The kernel restarted or ended. The run has ended too. Last update shown."
+            f' open_run("{snapshot.id}") shows what its folder holds.',
         }
 
     @staticmethod
@@ -216,4 +220,4 @@ def _calm_run(item: Message) -> Message:
 
 def _calm_rank(item: Message) -> Message:
     """Return a rank's item without the values that change all the time."""
-    return {**item, **dict.fromkeys(VOLATILE), "words": {**item["words"], **dict.fromkeys(VOLATILE)}}
+    return {**item, "words": {**item["words"], **dict.fromkeys(VOLATILE)}}

@@ -8,8 +8,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher.drawing.run_picture import call_text, failures_to_show
-from notebook_launcher.history.schema import RankPhases
+from notebook_launcher.drawing.run_picture import alike, because, call_text, failures_to_show, outputs_of
 from notebook_launcher.history.summaries import measure_sync, merge_progress, slowest_rank
 from notebook_launcher.wording import (
     format_bytes,
@@ -20,37 +19,44 @@ from notebook_launcher.wording import (
     format_setting,
     format_share,
     one_line,
+    plural,
+    rank_list,
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from notebook_launcher.history.schema import RankFailure, RankSnapshot, RunSnapshot
     from notebook_launcher.history.summaries import MergedProgress
     from notebook_launcher.kernel.inspection.profiles import Profile
     from notebook_launcher.kernel.inspection.stacks import Samples
 
 NOBODY_CHANGES = "Needs an Accelerator that has made an update"
-MAX_METRICS = 64
-"""Metrics of a rank whose last values are shown."""
 MAX_SETTINGS = 64
 MAX_TEXT = 2000
 MAX_DRAWING = 1_500_000
 """Characters of a drawing that is sent to the page: Jupyter's server drops what comes above 3 MB in 3 s."""
 MAX_TRACES = 1_000_000
 """Bytes of the traces of a profile that are sent to the page; larger ones are in the run's folder."""
-MAX_TRACEBACK = 20_000
-
-
-def json_number(value: float | None, digits: int = 6) -> float | None:
-    """Return a value for JSON, rounded to `digits` significant digits; None if it is not finite."""
-    if value is None or not math.isfinite(value):
-        return None
-    rounded = float(f"{value:.{digits}g}")
-    return rounded if math.isfinite(rounded) else value  # The largest numbers may be rounded up to infinity.
+MAX_TRACEBACK, MAX_TRACEBACKS = 20_000, 500_000
+"""Characters of a traceback, and of all of them: each message with a new error has all errors."""
+_NUMBER, _ABOVE_0 = r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", r"(?=[\d.]*[1-9])(\d+\.?\d*|\.\d+)(e[+-]?\d+)?"
+_FACTOR = r"[x*]\s*(\d+\.?\d*|\.\d+)(e[+-]?\d+)?"
+FIELDS: dict[str, tuple[str, str, str]] = {
+    "positive": (f"{_ABOVE_0}|{_FACTOR}", "A number above 0, a factor such as x0.5", "0.01 or x0.5"),
+    "optional": (f"none|{_ABOVE_0}|{_FACTOR}", "A number above 0, a factor such as x0.5, or none", "1.0, x0.5 or none"),
+    "count": (r"0*[1-9]\d*", "A whole number, 1 or more", ""),
+    "number": (f"{_NUMBER}|{_FACTOR}", "A number, or a factor such as x0.5", "0.5 or x0.5"),
+    "integer": (rf"[+-]?\d+|{_FACTOR}", "A whole number, or x2", "4 or x2"),
+    "switch": ("on|off", "on or off", "on or off"),
+}
+"""By the kind of a setting: what the page sends of what was typed into its field (the kernel checks it again), as a
+regular expression and in words, and an example; empty: its present value."""
 
 
 def run_item(snapshot: RunSnapshot, *, can_act: bool, action_hint: str) -> dict[str, Any]:
     """Return the item RUN."""
-    merged, sync = merge_progress(snapshot.ranks), measure_sync(snapshot.phases.values())
+    merged = merge_progress(snapshot.ranks)
     is_live = can_act and not snapshot.is_over
     # An Accelerator that has made an update reports its settings.
     can_change = is_live and snapshot.state in ("running", "waiting", "paused") and bool(snapshot.settings)
@@ -80,12 +86,8 @@ def run_item(snapshot: RunSnapshot, *, can_act: bool, action_hint: str) -> dict[
             "profile": can_change and snapshot.state == "running",
         },
         "change_hint": "" if can_change or not is_live else NOBODY_CHANGES,
-        "action_hint": action_hint if is_live else "",
-        "sync": {
-            "share": json_number(sync.share, 3),
-            "saved_seconds": json_number(sync.saved_seconds, 3),
-            "text": sync.text,
-        },
+        "action_hint": action_hint if is_live else "The kernel ended before the run did." * (snapshot.state == "lost"),
+        "sync": measure_sync(snapshot.phases.values()).text,
     }
 
 
@@ -111,84 +113,82 @@ def done_words(done: int | None, total: int | None) -> str:
 
 def rank_items(snapshot: RunSnapshot) -> list[dict[str, Any]]:
     """Return the items RANK."""
-    slowest = slowest_rank(snapshot)
-    return [
-        _rank_item(rank, snapshot.phases.get(rank.rank, RankPhases()), is_slowest=rank.rank == slowest)
-        for rank in snapshot.ranks
-    ]
+    # None waits for another while all are held.
+    slowest = None if snapshot.state == "paused" else slowest_rank(snapshot)
+    return [rank_item(rank, is_slowest=rank.rank == slowest) for rank in snapshot.ranks]
 
 
-def rank_words(rank: RankSnapshot) -> dict[str, str]:
-    """Return numbers of a rank as the page shows them."""
+def rank_item(rank: RankSnapshot, *, is_slowest: bool) -> dict[str, Any]:
+    """Return the item RANK, with numbers in the words that the page shows."""
     return {
-        "step": format_count(rank.step),
-        "samples_per_second": format_number(rank.samples_per_second, 3),
-        "memory": format_bytes(rank.peak_memory if rank.memory is None else rank.memory),
-        "gpu_memory": format_bytes(rank.gpu_memory),
-        "gpu_utilization": format_share(rank.gpu_utilization),
-        "done": done_words(rank.done, rank.total),
-    }
-
-
-def _rank_item(rank: RankSnapshot, phases: RankPhases, *, is_slowest: bool) -> dict[str, Any]:
-    return {
-        "words": rank_words(rank),
+        "words": {
+            "step": format_count(rank.step),
+            "samples_per_second": format_number(rank.samples_per_second, 3),
+            "memory": format_bytes(rank.peak_memory if rank.memory is None else rank.memory),
+            "gpu_memory": format_bytes(rank.gpu_memory),
+            "gpu_utilization": format_share(rank.gpu_utilization),
+            "done": done_words(rank.done, rank.total),
+        },
         "rank": rank.rank,
         "state": rank.state,
-        "reason": _short(rank.reason),
-        "step": rank.step,
-        "rate": json_number(rank.rate, 3),
-        "samples_per_second": json_number(rank.samples_per_second, 3),
-        "memory": rank.memory,
-        "peak_memory": rank.peak_memory,
-        "gpu_memory": rank.gpu_memory,
-        "gpu_utilization": json_number(rank.gpu_utilization, 3),
-        "last_line": _short(rank.last_line),
+        # "stopped" needs no reason if the user asked for it, but if another rank was the cause.
+        "reason": "" if rank.state == "stopped" and not rank.reason.startswith("caused by ") else _short(rank.reason),
+        "last_line": f"returned {_short(rank.returned)}" if rank.returned else _short(rank.last_line),
         "done": rank.done,
         "total": rank.total,
         "slowest": is_slowest,
-        "returned": _short(rank.returned),
-        "metrics": {name: json_number(value) for name, value in list(rank.metrics.items())[:MAX_METRICS]},
-        "shares": {phase: round(share, 3) for phase, share in phases.shares.items()},
     }
 
 
-def error_items(snapshot: RunSnapshot) -> list[dict[str, Any]]:
-    """Return the items ERR."""
-    return [_error_item(failure) for failure in failures_to_show(snapshot)]
-
-
-def _error_item(failure: RankFailure) -> dict[str, Any]:
-    trace = failure.traceback
+def errors_item(snapshot: RunSnapshot) -> dict[str, Any]:
+    """Return the item ERRORS."""
+    failures = failures_to_show(snapshot)
+    groups = alike(failures)
+    limit = min(MAX_TRACEBACK, MAX_TRACEBACKS // max(1, len(groups)))
+    victims = [failure for failure in failures if failure.victim]
+    cause = because(victims[0], failures) if victims else ""
     return {
-        "rank": failure.rank,
-        "summary": _short(failure.summary),
+        "culprits": [_error_item(group, limit) for group in groups if not group[0].victim],
+        "victims": [_error_item(group, limit) for group in groups if group[0].victim],
+        "victims_title": f"{plural(len(victims), 'rank')} failed as a consequence{cause}",
+    }
+
+
+def _error_item(group: Sequence[RankFailure], limit: int) -> dict[str, Any]:
+    trace, who = group[0].traceback, rank_list(failure.rank for failure in group)
+    return {
+        "who": who,
+        "summary": _short(group[0].summary),
         # The end has the exception and its place.
-        "traceback": trace if len(trace) <= MAX_TRACEBACK else "[...]\n" + trace[-MAX_TRACEBACK:],
-        "victim": failure.victim,
-        "last_lines": [_short(line) for line in failure.last_lines],
+        "traceback": trace if len(trace) <= limit else "[...]\n" + trace[-limit:],
+        "outputs": [
+            ["Last lines of output" + f" of {ranks}" * (ranks != who), "\n".join(map(_short, lines))]
+            for ranks, lines in outputs_of(group).items()
+        ],
     }
 
 
 def setting_items(snapshot: RunSnapshot) -> list[dict[str, Any]]:
     """Return the items SETTING."""
     return [
-        {"name": one_line(setting.name, 80), "text": format_setting(setting.value), "kind": setting.kind}
+        setting_item(one_line(setting.name, 80), format_setting(setting.value), setting.kind)
         for setting in snapshot.settings[:MAX_SETTINGS]
     ]
+
+
+def setting_item(name: str, text: str, kind: str) -> dict[str, Any]:
+    """Return the item SETTING."""
+    pattern, takes, example = FIELDS[kind]
+    return {"name": name, "text": text, "kind": kind, "pattern": pattern, "takes": takes, "example": example or text}
 
 
 def change_items(snapshot: RunSnapshot) -> list[dict[str, Any]]:
     """Return the items CHANGE."""
     return [
         {
-            "name": one_line(change.name, 80),
-            "before": format_setting(change.before),
-            "after": format_setting(change.after),
-            "update": change.update,
-            "step": change.step,
-            "seconds": json_number(change.time),
-            "source": change.source,
+            "name": (name := one_line(change.name, 80)),
+            "words": f"{name} {format_setting(change.before)} → {format_setting(change.after)}",
+            "who": f"by {'the monitor' if change.source == 'monitor' else 'code'} after update {change.update}",
         }
         for change in snapshot.changes
     ]

@@ -22,7 +22,6 @@ from notebook_launcher.drawing.plots import PlotOptions, plot_of
 from notebook_launcher.drawing.reported import without_formulas
 from notebook_launcher.history.curves import Curves, thin
 from notebook_launcher.history.summaries import FEWEST, usage_points
-from notebook_launcher.widgets.monitor.page_items import json_number
 from notebook_launcher.wording import FORMATS, format_number
 
 if TYPE_CHECKING:
@@ -334,3 +333,11 @@ class UsageFeed:
         self._plots.fold(usage_points(usage, self._read_to))
         self._read_to.update({rank: samples.times[-1] for rank, samples in usage.items() if samples.times})
         return any(len(samples.times) >= FEWEST for samples in usage.values())
+
+
+def json_number(value: float | None) -> float | None:
+    """Return a value for JSON, rounded to six significant digits; None if it is not finite."""
+    if value is None or not math.isfinite(value):
+        return None
+    rounded = float(f"{value:.6g}")
+    return rounded if math.isfinite(rounded) else value  # The largest numbers may be rounded up to infinity.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +26,10 @@ if TYPE_CHECKING:
     from notebook_launcher.archive.recorded import RecordedRun
 
 MAX_ARGUMENTS = 8
+ARGUMENT = "argument "
+"""Beginning of the key of an argument's column."""
+NUMBERS = ("time", "ranks", "disk")
+TITLES = {"metrics": "last metrics"}
 MAX_ROWS = 200
 """Runs in the table, the newest ones."""
 
@@ -40,9 +46,9 @@ class RunsTable(anywidget.AnyWidget):
     _esm = join_modules(STATIC / "runs.js")
     _css = join_modules(STATIC / "runs.css") + monitor_css()
     rows: Any = traitlets.List().tag(sync=True)
-    """An item for each run, as `_row` makes it."""
-    arguments: Any = traitlets.List().tag(sync=True)
-    """Names of the arguments that differ between runs, each of which has a column."""
+    """An item for each run: its cells as words, and of some the number to sort by."""
+    columns: Any = traitlets.List().tag(sync=True)
+    """The columns; arguments that differ between runs have one each."""
     caption = traitlets.Unicode().tag(sync=True)
     answer = traitlets.Unicode().tag(sync=True)
     """Result of the last request, in a line."""
@@ -61,10 +67,13 @@ class RunsTable(anywidget.AnyWidget):
 
     def _renew(self) -> None:
         rows = [_row(run) for run in self._runs.values()]
-        names = dict.fromkeys(name for row in rows for name in row["arguments"])
-        values = {name: {row["arguments"].get(name) for row in rows} for name in names}
+        keys = dict.fromkeys(key for row in rows for key in row["cells"] if key.startswith(ARGUMENT))
+        differ = [key for key in keys if len({row["cells"].get(key) for row in rows}) > 1][:MAX_ARGUMENTS]
         # The rows come last: the page draws all when they do.
-        self.arguments = [name for name in names if len(values[name]) > 1][:MAX_ARGUMENTS]
+        self.columns = [
+            {"key": key, "title": TITLES.get(key, key.removeprefix(ARGUMENT)), "is_number": key in NUMBERS}
+            for key in ("name", "tags", *differ, "when", "state", *NUMBERS, "metrics", "notes")
+        ]
         self.rows = rows
         older = f", and {self._left_out} older: runs()[{MAX_ROWS}:]" if self._left_out else ""
         self.caption = f"{len(self._runs)} runs in {self._home}{older}"
@@ -117,23 +126,32 @@ class RunsTable(anywidget.AnyWidget):
 def _row(run: RecordedRun) -> dict[str, Any]:
     snapshot = run.listed()
     metrics = next((format_metrics(rank.metrics) for rank in snapshot.ranks if rank.metrics), "")
-    size = run.size
-    return {
-        "id": run.id,
-        "name": one_line(snapshot.name, 200),
-        "kind": "" if snapshot.kind == "run" else snapshot.kind,
-        "tags": list(run.tags),
-        "notes": run.notes,
+    size, name = run.size, one_line(snapshot.name, 200)
+    arguments = {ARGUMENT + name: one_line(words, 60) for name, words in snapshot.arguments.items()}
+    cells = {
+        "name": name if snapshot.kind == "run" else f"{name} ({snapshot.kind})",
+        "tags": ", ".join(run.tags),
         "when": time.strftime("%Y-%m-%d %H:%M", time.localtime(snapshot.started)),
-        "started": snapshot.started,
         "state": snapshot.state,
         "time": format_seconds(snapshot.seconds),
-        "seconds": snapshot.seconds,
-        "ranks": snapshot.num_processes,
+        "ranks": str(snapshot.num_processes),
         "disk": format_bytes(size),
-        "bytes": size,
         "metrics": metrics,
-        "arguments": {name: one_line(words, 60) for name, words in snapshot.arguments.items()},
+        "notes": run.notes,
+    }
+    searched = " ".join([run.id, *(cells[key] for key in ("name", "tags", "state", "metrics", "notes"))]).lower()
+    order = {"when": snapshot.started, "time": snapshot.seconds, "ranks": snapshot.num_processes, "disk": size}
+    for key, words in arguments.items():
+        with contextlib.suppress(ValueError):
+            order[key] = float(words)
+    order = {key: value for key, value in order.items() if math.isfinite(value)}
+    return {
+        "id": run.id,
+        "name": name,
+        "tags": list(run.tags),
+        "cells": {**cells, **arguments},
+        "order": order,
+        "searched": searched,
     }
 
 

@@ -3,7 +3,7 @@
 // Python sends all that is shown in two traits, `form` and `running` (widgets/panel/view.py and running.py), and this
 // page sends what was typed and clicked. Text goes into text nodes only.
 
-import { h, make, show } from "./monitor/elements.js";
+import { button, h, make, show } from "./monitor/elements.js";
 import { leaveToPicture } from "./monitor/kernel.js";
 
 const LOOK_EVERY = 1000; // milliseconds between two requests to look for changed names in the notebook
@@ -11,7 +11,7 @@ const COPIED = 1500; // milliseconds for which the button says so
 const MARKS = { error: "✕ ", warning: "Note: " };
 const TRAITS = ["form", "running", "opened", "folded"];
 
-const pushButton = (text, onclick, attributes = {}) => h("button", { type: "button", class: "nbp-button", onclick, ...attributes }, text);
+const pushButton = (text, onclick, attributes = {}) => button(text, onclick, { class: "nbp-button", ...attributes });
 
 const labelOf = (text, attributes = {}) => h("span", { class: "nbp-label", ...attributes }, text);
 
@@ -243,7 +243,7 @@ class Panel {
   /** Launch and Stop, the state of the run, its error, and its monitor. */
   #run({ buttons, status: [text, kind], error }) {
     const id = `${this.#id}-status`;
-    const button = (type, look = "") => {
+    const action = (type, look = "") => {
       const { description, tooltip, disabled } = buttons[type];
       const attributes = { class: `nbp-button${look}`, title: tooltip, disabled, "aria-describedby": disabled && id };
       return pushButton(description, () => this.#model.send({ type }), attributes);
@@ -253,7 +253,7 @@ class Panel {
     return h(
       "div",
       { class: "nbp-running" },
-      h("div", { class: "nbp-actions" }, button("launch", " nbp-primary"), button("stop"), status),
+      h("div", { class: "nbp-actions" }, action("launch", " nbp-primary"), action("stop"), status),
       error.length > 0 && h("pre", { class: "nbp-traceback", tabindex: "0" }, pieces),
       this.#monitor.element,
     );

@@ -1,36 +1,14 @@
 // The table of kept runs: filter, sort, select; deleting, editing and comparing are requests to Python.
 
 import { showComparison } from "./monitor/comparison.js";
-import { h, make, show } from "./monitor/elements.js";
+import { button, h, make, show } from "./monitor/elements.js";
 import { leaveToPicture } from "./monitor/kernel.js";
 
-/** Columns: the title, the name of what is shown in an item of the trait `rows`, and of what is sorted by. */
-const COLUMNS = [
-  ["name", "name", "name"],
-  ["tags", "tags", "tags"],
-  ["when", "when", "started"],
-  ["state", "state", "state"],
-  ["time", "time", "seconds"],
-  ["ranks", "ranks", "ranks"],
-  ["disk", "disk", "bytes"],
-  ["last metrics", "metrics", "metrics"],
-  ["notes", "notes", "notes"],
-];
-const NUMBERS = new Set(["seconds", "ranks", "bytes"]);
-const ARGUMENT = "argument ";
 const LONG = 20; // characters from which on a text may wrap
-
-/** Return what a row has in a column, or under `argument NAME` the argument of that name. */
-const valueOf = (row, key) => (key.startsWith(ARGUMENT) ? row.arguments?.[key.slice(ARGUMENT.length)] : row[key]) ?? "";
-
-const textOf = (row) =>
-  [row.id, row.name, row.kind, row.tags.join(" "), row.state, row.metrics, row.notes].join(" ").toLowerCase();
-
-const button = (text, onclick, attributes = {}) => h("button", { type: "button", ...attributes, onclick }, text);
 
 class RunsView {
   #selected = new Set();
-  #sortedBy = "started";
+  #sortedBy = "when";
   #isDescending = true;
   /** What the form asks for: "delete", "edit" or nothing. */
   #asks = "";
@@ -52,12 +30,10 @@ class RunsView {
   #shown(rows) {
     const words = this.filter.value.toLowerCase().split(/\s+/).filter(Boolean);
     const [key, sign] = [this.#sortedBy, this.#isDescending ? -1 : 1];
-    const fits = (row) => words.every((word) => textOf(row).includes(word)) && (!this.tag.value || row.tags.includes(this.tag.value));
+    const fits = (row) => words.every((word) => row.searched.includes(word)) && (!this.tag.value || row.tags.includes(this.tag.value));
     return rows.filter(fits).sort((a, b) => {
-      const [left, right] = [valueOf(a, key), valueOf(b, key)];
-      if (left !== "" && right !== "" && !Number.isNaN(Number(left)) && !Number.isNaN(Number(right)))
-        return sign * (Number(left) - Number(right));
-      return sign * String(left).localeCompare(String(right));
+      const [left, right] = [a, b].map((row) => row.order[key] ?? row.cells[key] ?? "");
+      return sign * (typeof left === "number" && typeof right === "number" ? left - right : String(left).localeCompare(String(right)));
     });
   }
 
@@ -67,8 +43,7 @@ class RunsView {
     const tag = tags.includes(this.tag.value) ? this.tag.value : "";
     show(this.tag, h("option", { value: "" }, "all tags"), tags.map((value) => h("option", { key: value, value }, value)));
     this.tag.value = tag;
-    const names = this.#model.get("arguments") ?? [];
-    const columns = [...COLUMNS.slice(0, 2), ...names.map((name) => [name, ARGUMENT + name, ARGUMENT + name]), ...COLUMNS.slice(2)];
+    const columns = this.#model.get("columns") ?? [];
     const shown = this.#shown(rows);
     const chosen = rows.filter(({ id }) => this.#selected.has(id));
     const count = shown.length === rows.length ? "" : `${shown.length} shown of `;
@@ -95,24 +70,21 @@ class RunsView {
     return h("input", { type: "checkbox", ...attributes, onchange });
   }
 
-  #heading([title, , key]) {
+  #heading({ title, key, is_number: isNumber }) {
     const isSorted = key === this.#sortedBy;
     const onclick = () => {
-      this.#isDescending = isSorted ? !this.#isDescending : NUMBERS.has(key) || key === "started";
+      this.#isDescending = isSorted ? !this.#isDescending : isNumber || key === "when";
       this.#sortedBy = key;
       this.paint();
     };
     const [sign, order] = !isSorted ? ["", "none"] : this.#isDescending ? [" ↓", "descending"] : [" ↑", "ascending"];
-    return h("th", { key, "aria-sort": order, class: NUMBERS.has(key) && "nbr-number" }, button(title + sign, onclick));
+    return h("th", { key, "aria-sort": order, class: isNumber && "nbr-number" }, button(title + sign, onclick));
   }
 
   #row(row, columns) {
-    const cell = ([, shown, key]) => {
-      const value = valueOf(row, shown);
-      const kind = shown === "name" && row.kind ? ` (${row.kind})` : "";
-      const text = Array.isArray(value) ? value.join(", ") : `${value}${kind}`;
-      const look = NUMBERS.has(key) ? "nbr-number" : text.length > LONG && "nbr-long";
-      return h("td", { key, title: shown === "name" ? row.id : text, class: look }, text);
+    const cell = ({ key, is_number: isNumber }) => {
+      const text = row.cells[key] ?? "";
+      return h("td", { key, title: key === "name" ? row.id : text, class: isNumber ? "nbr-number" : text.length > LONG && "nbr-long" }, text);
     };
     const box = this.#box({ "aria-label": `Select ${row.name}`, checked: this.#selected.has(row.id) }, [row]);
     return h("tr", { key: row.id }, h("td", {}, box), columns.map(cell));
@@ -142,15 +114,15 @@ class RunsView {
       this.#ask("");
     };
     if (this.#asks === "delete") {
-      const bytes = chosen.reduce((sum, row) => sum + row.bytes, 0);
+      const bytes = chosen.reduce((sum, row) => sum + row.order.disk, 0);
       const size = bytes < 1e6 ? `${(bytes / 1e3).toFixed(1)} kB` : `${(bytes / 1e6).toFixed(1)} MB`;
       const runs = chosen.length === 1 ? "this run" : `these ${chosen.length} runs`;
       const question = `Delete ${runs} from the disk (${size})? It cannot be undone.`;
       return [h("span", { role: "alert" }, question), button(`Delete ${chosen.length}`, () => send({ type: "delete" })), button("Keep", () => this.#ask(""))];
     }
     if (this.#asks !== "edit") return [];
-    const [{ id, name, tags, notes }] = chosen;
-    const fields = Object.entries({ name, tags: tags.join(", "), notes });
+    const [{ id, name, cells }] = chosen;
+    const fields = Object.entries({ name, tags: cells.tags, notes: cells.notes });
     const save = () => {
       const inputs = [...this.root.querySelectorAll(".nbr-form input")];
       send({ type: "edit", ...Object.fromEntries(fields.map(([field], at) => [field, inputs[at].value])) });

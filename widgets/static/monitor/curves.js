@@ -1,8 +1,9 @@
 import { lineSample } from "./canvas.js";
-import { offerFile } from "./downloads.js";
-import { field, h, make, Section, show } from "./elements.js";
-import { Plots } from "./plot.js";
+import { button, field, h, make, Section, show } from "./elements.js";
+import { offerFile, Plots } from "./plot.js";
 import { formatCount } from "./units.js";
+
+const LEAST_SPAN = 0.05; // of 1 GB, a change by a few kB would fill the whole axis of memory
 
 /** Options of all plots. */
 export class CurveOptions {
@@ -117,7 +118,6 @@ export class CurveGrid extends Section {
     const kinds = ["step", "time", ...(plotting.has_epochs ? ["epoch"] : [])];
     show(this.axis, kinds.map((value) => h("option", { value }, `by ${value}`)));
     this.axis.value = axis;
-    const csv = { type: "button", class: "nbl-link", title: "Download all reported values", onclick: () => this.#send({ type: "csv", page: this.#page }) };
     return [
       plotting.num_ranks > 1 && box("Average of ranks", average, (isOn) => this.#choose({ average: isOn })),
       plotting.can_group && box("Group train and val", grouped, (isOn) => this.#choose({ grouped: isOn })),
@@ -126,7 +126,7 @@ export class CurveGrid extends Section {
       box("Link plots", isLinked, option("isLinked"), { title: "All plots share the cursor and the zoom" }),
       h("label", { class: "nbl-field" }, h("span", {}, "Smoothing"), h("input", { ...range, value: smoothing }), h("output", {}, smoothing.toFixed(2))),
       this.axis,
-      h("button", csv, "CSV"),
+      button("CSV", () => this.#send({ type: "csv", page: this.#page }), { class: "nbl-link", title: "Download all reported values" }),
     ];
   }
 
@@ -139,8 +139,8 @@ export class CurveGrid extends Section {
         this.#plots.each((plot) => plot.invalidate());
         this.refresh();
       };
-      const attributes = { type: "button", class: "nbl-chip", title: "Show or hide this rank", "aria-pressed": String(!hidden.has(rank)) };
-      return h("button", { key: rank, ...attributes, onclick }, lineSample(rank), `rank ${rank}`);
+      const attributes = { class: "nbl-chip", title: "Show or hide this rank", "aria-pressed": String(!hidden.has(rank)) };
+      return button([lineSample(rank), `rank ${rank}`], onclick, { key: rank, ...attributes });
     };
     return ranks.length > 1 && h("div", { class: "nbl-legend", role: "group", "aria-label": "Ranks that are drawn" }, ranks.map(chip));
   }
@@ -168,7 +168,7 @@ export class CurveGrid extends Section {
     const region = isLong ? { "data-long": true, role: "region", "aria-label": "Plots of the metrics", tabindex: "0" } : {};
     const left = found.length - shown.length;
     const count = found.length ? `${formatCount(shown.length)} of ${formatCount(found.length)} metrics shown` : "No metric matches";
-    const button = (text, onclick) => h("button", { type: "button", class: "nbl-button", onclick }, text);
+    const more = (text, count) => button(text, () => this.#showMore(count), { class: "nbl-button" });
     return [
       h("div", { class: "nbl-plots", ...region }, h("div", { class: "nbl-grid", style: `--nbl-columns: ${columns}` }, entries)),
       (shown.length < known || isLong) &&
@@ -176,13 +176,33 @@ export class CurveGrid extends Section {
           "div",
           { class: "nbl-foot" },
           h("span", { role: "status" }, shown.length < known && count),
-          left > 0 && button(`Show ${Math.min(limits.plots, left)} more`, () => this.#showMore(limits.plots)),
-          isLong && button("Show fewer", () => this.#showMore(0)),
+          left > 0 && more(`Show ${Math.min(limits.plots, left)} more`, limits.plots),
+          isLong && more("Show fewer", 0),
         ),
     ];
   }
 
   close() {
     this.#plots.update([]);
+  }
+}
+
+/** Memory and load of the ranks by time. */
+export class Usage extends Section {
+  #plots;
+
+  constructor(frames) {
+    super("Memory and load");
+    const options = Object.assign(new CurveOptions(), { axis: "time", leastSpan: LEAST_SPAN });
+    this.#plots = new Plots(frames, { options, tooltipRows: () => 8 });
+  }
+
+  has({ usage }) {
+    return usage.size > 0;
+  }
+
+  paint({ usage }) {
+    const columns = Math.max(2, Math.min(4, usage.size));
+    show(this.body, h("div", { class: "nbl-grid", style: `--nbl-columns: ${columns}` }, this.#plots.update([...usage.values()])));
   }
 }

@@ -1,6 +1,6 @@
 // Elements of the page. `h` describes one, `make` creates it, and `show` brings the children of one up to date.
 
-import { plainText } from "./text.js";
+import { plainText } from "./units.js";
 
 // Paths in a box of 12. Each state has a shape of its own, so that no meaning is in its colour alone.
 const SHAPES = {
@@ -96,6 +96,8 @@ function nodeOf(child, before) {
   if (before.data !== String(child)) before.data = child;
   return before;
 }
+
+export const button = (text, onclick, attributes = {}) => h("button", { type: "button", ...attributes, onclick }, text);
 
 /** A table as ranks and the kernel give it: names of columns, and rows. */
 export const tableOf = (names, rows, ...before) =>

@@ -1,17 +1,10 @@
-import { drawingOf } from "./drawing.js";
 import { h, make, Section, show, tableOf } from "./elements.js";
-import { plainText } from "./text.js";
+import { plainText } from "./units.js";
 
-const MEASURES = [
-  {
-    ...{ kind: "sample", label: "Sample", unit: "seconds", amount: 5, max: 60 },
-    title: "Sample the stacks of all ranks, and show where their time goes",
-  },
-  {
-    ...{ kind: "profile", label: "Profile", unit: "updates", amount: 3, max: 100 },
-    title: "Profile the next updates of rank 0 with torch.profiler",
-  },
-];
+const ELEMENTS = new Set(["svg", "g", "rect", "path", "text", "title"]);
+const ATTRIBUTES = new Set(
+  "x y width height viewBox role aria-label color fill font-family font-size font-weight text-anchor d transform".split(" "),
+);
 
 /** Where the time goes, on request: sampled stacks of all ranks, and a profile of some updates. */
 export class Measurements extends Section {
@@ -34,8 +27,8 @@ export class Measurements extends Section {
   paint(data) {
     super.paint(data);
     this.controls.hidden = Boolean(data.run.is_over);
-    show(this.controls, MEASURES.map((measure) => this.#form(measure, data)));
-    show(this.body, MEASURES.map(({ kind }) => this.#result(kind, data)));
+    show(this.controls, data.legend.measures.map((measure) => this.#form(measure, data)));
+    show(this.body, data.legend.measures.map(({ kind }) => this.#result(kind, data)));
   }
 
   /** Return what is waited for, in words. */
@@ -89,4 +82,14 @@ function tablePart({ head, columns, rows, trace, trace_data: data, notes }) {
     notes.map((note) => h("div", { class: "nbl-setting-note" }, plainText(note))),
     trace && h("div", {}, data && h("a", file, "Download the trace"), data && "; ", h("a", viewer, "Perfetto"), " opens it."),
   );
+}
+
+/** Return an `<svg>` that Python has drawn as an element, without anything that a drawing does not need. */
+function drawingOf(text) {
+  const svg = new DOMParser().parseFromString(text, "image/svg+xml").documentElement;
+  for (const element of [svg, ...svg.querySelectorAll("*")]) {
+    if (!ELEMENTS.has(element.localName)) element.remove();
+    for (const { name } of [...element.attributes]) if (!ATTRIBUTES.has(name)) element.removeAttribute(name);
+  }
+  return document.importNode(svg, true);
 }

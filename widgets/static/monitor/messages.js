@@ -1,51 +1,32 @@
 import { fold, h, make, show, stateLight } from "./elements.js";
-import { plainText } from "./text.js";
-import { formatRankCount, formatRanks } from "./units.js";
+import { plainText } from "./units.js";
 
 /** Failures: culprits with their tracebacks; below them, folded, the ranks that failed as a consequence. */
 export class Errors {
   element = make("section", { class: "nbl-errors", "aria-label": "Errors", hidden: true });
 
-  paint({ errors, run, legend }) {
-    const culprits = errors.filter((error) => !error.victim);
-    const victims = errors.filter((error) => error.victim);
+  paint({ errors: { culprits, victims, victims_title: title }, run, legend }) {
     const banner = run.state === "stopped" ? "" : run.error; // A stop on request is not a failure.
-    const cards = (all) => groupsOf(all, ({ summary, traceback }) => `${summary}\n${traceback}`).map((group) => errorCard(group, legend.rank_states.failed));
-    const cause = culprits.length ? ` (caused by rank ${culprits[0].rank})` : "";
-    this.element.hidden = !errors.length && !banner;
+    const cards = (errors, open) => h("div", {}, errors.map((error) => errorCard(error, open, legend.rank_states.failed)));
+    this.element.hidden = !culprits.length && !victims.length && !banner;
     show(
       this.element,
       banner && !culprits.length && h("div", { class: "nbl-error-line" }, banner),
-      h("div", {}, cards(culprits)),
-      victims.length > 0 && fold(`${formatRankCount(victims.length)} failed as a consequence${cause}`, {}, h("div", {}, cards(victims))),
+      cards(culprits, true),
+      victims.length > 0 && fold(title, {}, cards(victims, false)),
     );
   }
 }
 
-/** Return the errors in order, in groups of an equal key. */
-function groupsOf(errors, keyOf) {
-  const groups = new Map();
-  for (const error of errors) groups.set(keyOf(error), [...(groups.get(keyOf(error)) ?? []), error]);
-  return [...groups.values()];
-}
-
-const wordsOf = (group) => formatRanks(group.map(({ rank }) => rank));
-
 /** A box for errors that differ in the rank and its output alone. */
-function errorCard(group, look) {
-  const [{ summary, traceback, victim }] = group;
+function errorCard({ who, summary, traceback, outputs }, open, look) {
   const text = (words) => h("pre", { tabindex: "0" }, plainText(words));
-  const outputs = groupsOf(group, (error) => error.last_lines.join("\n"));
-  const output = (equal) => {
-    const whose = outputs.length > 1 ? ` of ${wordsOf(equal)}` : "";
-    return equal[0].last_lines.length > 0 && fold(`Last lines of output${whose}`, {}, text(equal[0].last_lines.join("\n")));
-  };
   return h(
     "div",
     { class: "nbl-error", key: `${summary}\n${traceback}` },
-    h("div", { class: "nbl-error-head" }, stateLight({ ...look, word: wordsOf(group) }), h("code", {}, plainText(summary))),
-    traceback && fold("Traceback", { open: !victim }, text(traceback.trimEnd())),
-    outputs.map(output),
+    h("div", { class: "nbl-error-head" }, stateLight({ ...look, word: who }), h("code", {}, plainText(summary))),
+    traceback && fold("Traceback", { open }, text(traceback.trimEnd())),
+    outputs.map(([title, lines]) => fold(title, {}, text(lines))),
   );
 }
 

@@ -1,4 +1,4 @@
-import { plainLine, plainText } from "./text.js";
+import { plainLine, plainText } from "./units.js";
 
 // States of the link to the kernel, which no message reports.
 const UNANSWERED = { word: "waiting for the kernel", tone: "quiet", shape: "ring" };
@@ -91,7 +91,8 @@ export class RunData {
   logs = new Map();
   /** Lines of all ranks in the order of their arrival. */
   lines = [];
-  errors = [];
+  /** @type {import("./wire").ErrorsItem} */
+  errors = { culprits: [], victims: [], victims_title: "" };
   notices = [];
   /** Settings that can be changed, as they are now. */
   settings = [];
@@ -118,10 +119,7 @@ export class RunData {
   }
 
   #reset(legend) {
-    [this.isKnown, this.legend, this.run] = [true, legend, {}];
-    const { ranks, plots, usage, pictures, lanes, logs, answers, findings } = this;
-    for (const map of [ranks, plots, usage, pictures, lanes, logs, answers, findings]) map.clear();
-    for (const name of ["lines", "errors", "notices", "settings", "changes"]) this[name] = [];
+    Object.assign(this, new RunData(""), { isKnown: true, legend });
   }
 
   /** @param {import("./wire").News} message */
@@ -151,7 +149,7 @@ export class RunData {
       const log = getOrCreate(this.logs, rank, () => new RankLog(rank, limits));
       appendBounded(this.lines, log.extend(text), limits.lines);
     }
-    appendBounded(this.errors, message.errors ?? [], limits.lines);
+    if (message.errors) this.errors = message.errors;
     const notices = (message.notices ?? []).map((text) => ({ text: plainText(text), number: newNumber() }));
     appendBounded(this.notices, notices, limits.notices);
     if (message.settings?.length) this.settings = message.settings;
@@ -176,7 +174,7 @@ export class RunData {
 
   /** Appearance of the run's state. Without a link to the kernel, the state of a live run is that of the link. */
   get state() {
-    if (!this.run.is_over && this.link === "lost") return this.run.back ? CONTINUES : LOST;
+    if (!this.run.is_over && this.link === "lost") return this.run.outlives ? CONTINUES : LOST;
     if (!this.run.is_over && this.link !== "up") return NOT_RESPONDING;
     return this.isKnown ? (this.legend.run_states[this.run.state] ?? this.legend.rank_states.unknown) : UNANSWERED;
   }

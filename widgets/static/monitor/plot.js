@@ -1,9 +1,9 @@
 import { faded, lineSample, styleOf, Tooltip } from "./canvas.js";
-import { downloadPng } from "./downloads.js";
-import { h, icon, make, show } from "./elements.js";
+import { button, h, icon, make, show } from "./elements.js";
 import { formatPlace, formatSeconds, formatTick, formatValue } from "./units.js";
 import { uPlot } from "./uPlot.iife.min.js";
 
+const HEAD = 24; // pixels above a plot in its picture, for its name
 const PIN = "M3.5 1h5v1.2l-.9.6.3 2.4 1.6 1.5V8H6.6L6 11.4 5.4 8H2.5V6.7l1.6-1.5.3-2.4-.9-.6z";
 const LARGE = "M1.5 1.5h4v1.2H3.6l2 2-.9.9-2-2v1.9H1.5zM10.500 10.500h-4V9.300h1.900l-2-2 .9-.9 2 2V6.500h1.200z";
 const SHORTEST_DRAG = 4; // pixels; a shorter one is a click
@@ -113,18 +113,17 @@ class Plot {
     const last = lines.length > 1 && !latest ? "several curves" : `last value ${latest}`;
     const keys = "Arrow keys read values, plus and minus zoom, Escape shows all.";
     this.target.setAttribute("aria-label", `${title}, ${last}. ${keys}`);
-    const button = (content, attributes, onclick) => h("button", { type: "button", ...attributes, onclick }, content);
     const iconButton = (path, label, words, isOn, onclick) =>
-      button(icon(path), { class: "nbl-pin", "aria-label": `${label} ${title}`, "aria-pressed": String(isOn), title: words }, onclick);
+      button(icon(path), onclick, { class: "nbl-pin", "aria-label": `${label} ${title}`, "aria-pressed": String(isOn), title: words });
     const png = { class: "nbl-link nbl-quiet-link", title: "Download this chart as a picture", "aria-label": `Download ${title} as PNG` };
     const isPinned = this.#grid.options.pinned.has(title);
     show(
       this.#caption,
       this.#grid.onPin && iconButton(PIN, "Pin", "Keep this metric first", isPinned, () => this.#togglePin()),
       h("span", { class: "nbl-plot-name", title: names.join(", ") }, ...endsOf(title)),
-      this.#zoom && button("Reset zoom", { class: "nbl-link", title: "Or double-click the plot" }, () => this.zoomTo(null)),
+      this.#zoom && button("Reset zoom", () => this.zoomTo(null), { class: "nbl-link", title: "Or double-click the plot" }),
       h("span", { class: "nbl-latest", title: latest }, latest),
-      button("PNG", png, () => this.#uplot && downloadPng(this.#uplot.ctx.canvas, title, this.#theme)),
+      button("PNG", () => this.#uplot && downloadPng(this.#uplot.ctx.canvas, title, this.#theme), png),
       iconButton(LARGE, "Enlarge", "Show this chart large", this.#isLarge, () => this.#toggleLarge()),
     );
   }
@@ -410,4 +409,27 @@ function lonely(u, at) {
     const [before, after] = [known[number - 1], known[number + 1]].map((other) => (other === undefined ? null : values[other]));
     return values[position] !== null && before === null && after === null;
   });
+}
+
+/** Offer a file to the user, as the browser does with downloads. */
+export function offerFile(blob, name) {
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(blob);
+  link.download = name.replace(/[^\w.-]+/g, "-");
+  link.click();
+  URL.revokeObjectURL(link.href);
+}
+
+/** Offer a plot as a picture, with its name above it and on the background of the page. */
+function downloadPng(canvas, title, theme) {
+  const picture = document.createElement("canvas");
+  const ratio = canvas.clientWidth ? canvas.width / canvas.clientWidth : 1;
+  [picture.width, picture.height] = [canvas.width, canvas.height + HEAD * ratio];
+  const context = picture.getContext("2d");
+  context.fillStyle = theme.ground;
+  context.fillRect(0, 0, picture.width, picture.height);
+  Object.assign(context, { fillStyle: theme.ink, font: `600 ${12 * ratio}px ${theme.font}`, textBaseline: "middle" });
+  context.fillText(title, 6 * ratio, (HEAD / 2) * ratio);
+  context.drawImage(canvas, 0, HEAD * ratio);
+  picture.toBlob((blob) => blob && offerFile(blob, `${title}.png`), "image/png");
 }

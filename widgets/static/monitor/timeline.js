@@ -1,5 +1,5 @@
 import { h, make, Section, show } from "./elements.js";
-import { formatRankCount, formatSeconds, formatTick } from "./units.js";
+import { formatSeconds, formatTick } from "./units.js";
 
 const WINDOW_CHOICES = [
   ["4", "last 4 steps"],
@@ -47,12 +47,12 @@ export class Timeline extends Section {
       h("div", { class: "nbl-lane" }, spans.map((one) => span(rank, one))),
     ];
     const tick = (seconds) => h("span", { key: seconds, style: `left: ${percent(seconds - start)}%` }, `${formatTick(seconds)} s`);
-    const label = `Timeline of ${formatRankCount(lanes.length)}. ${data.run.sync?.text ?? ""}`;
+    const label = `Timeline of ${lanes.length} ${lanes.length === 1 ? "rank" : "ranks"}. ${data.run.sync ?? ""}`;
     const chip = ([phase, { letter, word, colour }]) =>
       h("span", { class: "nbl-phase" }, h("i", { "data-phase": phase, style: `background-color: ${colour}` }, letter), word);
     show(
       this.body,
-      h("p", { class: "nbl-sync" }, data.run.sync?.text),
+      h("p", { class: "nbl-sync" }, data.run.sync),
       h("div", { class: "nbl-legend" }, [...Object.entries(phases), ["", { letter: "", word: "other", colour: "" }]].map(chip)),
       h(
         "div",

@@ -1,10 +1,8 @@
 
-// Numbers below the pointer and on axes; all other numbers come as words from the kernel.
+// Numbers below the pointer and on axes (all other numbers come as words from the kernel), and plain text.
 
 /** Return true for a finite number. */
 export const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
-
-export const formatRankCount = (count) => `${count} ${count === 1 ? "rank" : "ranks"}`;
 
 /** Return 1,234,567. */
 export const formatCount = (count) => Math.round(count).toLocaleString("en-US");
@@ -46,14 +44,22 @@ export function formatPlace(axis, place) {
   return axis === "step" ? `step ${formatCount(place)}` : `epoch ${formatValue(place)}`;
 }
 
-/** Return `rank 2`, `ranks 0, 2` or `ranks 0-3, 7`, as `rank_list` does. */
-export function formatRanks(ranks) {
-  const spans = [];
-  for (const rank of [...new Set(ranks)].sort((a, b) => a - b)) {
-    const span = spans.at(-1);
-    if (span && rank === span[span.length - 1] + 1) span.push(rank);
-    else spans.push([rank]);
-  }
-  const words = spans.flatMap((span) => (span.length > 2 ? [`${span[0]}-${span[span.length - 1]}`] : span.map(String)));
-  return `${spans.flat().length === 1 ? "rank" : "ranks"} ${words.join(", ")}`;
+// Escape sequences (colours, cursor, titles), then every other control character but the tab.
+const ESCAPES = /\u001b\[[0-9;?]*[ -/]*[@-~]|\u001b\][^\u0007\u001b]*(?:\u0007|\u001b\\)|\u001b[@-_]/g;
+const CONTROLS = /[\u0000-\u0008\u000a-\u001f\u007f-\u009f]/g;
+
+/** Return a line as a terminal shows it: the part after the last carriage return, without colours. */
+export function plainLine(raw) {
+  const written = raw.replace(/\r+$/, "");
+  return written
+    .slice(written.lastIndexOf("\r") + 1)
+    .replace(ESCAPES, "")
+    .replace(CONTROLS, "");
 }
+
+/** Return several lines as a terminal shows them. */
+export const plainText = (raw) =>
+  String(raw ?? "")
+    .split("\n")
+    .map(plainLine)
+    .join("\n");

@@ -1,5 +1,5 @@
 import { FrameLoop, watchTheme } from "./canvas.js";
-import { CurveGrid, CurveOptions } from "./curves.js";
+import { CurveGrid, CurveOptions, Usage } from "./curves.js";
 import { make, show } from "./elements.js";
 import { Header, Progress } from "./header.js";
 import { DEAD_STATUSES, watchKernel } from "./kernel.js";
@@ -12,7 +12,6 @@ import { RankTable } from "./ranks.js";
 import { Settings } from "./settings.js";
 import { Tabs } from "./tabs.js";
 import { Timeline } from "./timeline.js";
-import { Usage } from "./usage.js";
 
 const PAGE_ID = Math.random().toString(36).slice(2); // differs after a reload
 

@@ -32,7 +32,7 @@ export interface News {
   /** Memory and load; a step is a second. */
   usage?: PlotItem[];
   logs?: LogItem[];
-  errors?: ErrorItem[];
+  errors?: ErrorsItem;
   notices?: string[];
   /** All settings, as they are now. */
   settings?: SettingItem[];
@@ -81,9 +81,12 @@ export interface RunItem {
   /** Why settings cannot be changed, and the run not paused; empty if they can. */
   change_hint?: string;
   action_hint?: string;
-  /** The call that finds the run again, if it goes on without this kernel; else empty. */
-  back?: string;
-  sync?: { share: Value; saved_seconds: Value; text: string };
+  /** True if the run goes on without this kernel. */
+  outlives?: boolean;
+  /** What stands beside the buttons if the kernel ends. */
+  lost_hint?: string;
+  /** How long ranks waited for each other, in words. */
+  sync?: string;
 }
 
 export interface Done {
@@ -103,18 +106,8 @@ export interface RankItem extends Done {
   rank: number;
   state: string;
   reason: string;
-  step: number | null;
-  rate: Value;
-  samples_per_second: Value;
-  memory: number | null;
-  peak_memory: number | null;
-  gpu_memory: number | null;
-  gpu_utilization: Value;
   last_line: string;
   slowest: boolean;
-  returned: string;
-  metrics: Record<string, Value>;
-  shares: Record<string, number>;
   /** Numbers in words. */
   words: Record<"step" | "samples_per_second" | "memory" | "gpu_memory" | "gpu_utilization" | "done", string>;
 }
@@ -216,17 +209,17 @@ export interface SettingItem {
   name: string;
   text: string;
   kind: SettingKind;
+  /** What its field takes, as a regular expression and in words, and an example. */
+  pattern: string;
+  takes: string;
+  example: string;
 }
 
-/** A setting that was changed, after this number of updates; `step` is that of the last metrics then. */
+/** A setting that was changed, and by whom, in words. */
 export interface ChangeItem {
   name: string;
-  before: string;
-  after: string;
-  update: number;
-  step: number | null;
-  seconds: Value;
-  source: "code" | "monitor" | "launcher";
+  words: string;
+  who: string;
 }
 
 /** The answer to a request to change a setting; an empty problem: it was passed on. */
@@ -245,13 +238,19 @@ export interface FindingItem {
   problem: string;
 }
 
+/** All errors, as they are now: the ranks that failed as a consequence are below a title. */
+export interface ErrorsItem {
+  culprits: ErrorItem[];
+  victims: ErrorItem[];
+  victims_title: string;
+}
+
+/** Errors that differ in the rank and its output alone. */
 export interface ErrorItem {
-  rank: number;
+  who: string;
   summary: string;
   traceback: string;
-  /** True if the rank failed as a consequence of another rank's failure. */
-  victim: boolean;
-  last_lines: string[];
+  outputs: [title: string, lines: string][];
 }
 
 /** The tables of `drawing/legend.py`. */
@@ -260,6 +259,9 @@ export interface LegendItem {
   run_states: Record<string, StateLook>;
   rank_states: Record<string, StateLook>;
   limits: Limits;
+  rank_columns: { title: string; name: string; is_optional?: boolean; hint?: string }[];
+  actions: Record<Action, [label: string, title: string]>;
+  measures: { kind: Measure; label: string; unit: string; amount: number; max: number; title: string }[];
 }
 
 export interface PhaseLook {
