@@ -1,7 +1,11 @@
-"""Cells that show a panel. A panel whose cell is run again makes room for the new one and is closed."""
+"""Cells and their outputs that show a widget, or its picture once the widget is gone.
+
+A panel whose cell is run again makes room for the new one and is closed.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import html
 import sys
 import uuid
@@ -11,6 +15,8 @@ import ipywidgets
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from typing_extensions import Self
 
     from notebook_launcher.kernel.display.sink import Sink
 
@@ -63,6 +69,27 @@ def open_widgets() -> list[ipywidgets.Widget]:
     return list((ipywidgets.Widget.widgets if instances is None else instances).values())
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class ReplacedOutput:
+    """An output of a cell that is replaced later, which a page finds by its identifier."""
+
+    sink: Sink
+    """The cell."""
+    display_id: str
+    """Identifier of the output, as Jupyter's messages carry it."""
+
+    @classmethod
+    def show(cls, sink: Sink, bundle: Mapping[str, Any]) -> Self:
+        """Show a bundle in a cell, and return its output."""
+        output = cls(sink, uuid.uuid4().hex)
+        sink.display(bundle, transient={"display_id": output.display_id})
+        return output
+
+    def replace(self, bundle: Mapping[str, Any]) -> None:
+        """Show another bundle in its place."""
+        self.sink.display(bundle, transient={"display_id": self.display_id}, update=True)
+
+
 # --------------------------------------------------------------------------------------------------------------------
 # Picture below a panel: a saved notebook shows the picture when the widget is gone.
 #
@@ -94,7 +121,7 @@ class Kept:
         self.live = f"nbp-live-{name}"
         """CSS class of the panel, which nothing else in the page has."""
         self._kept = f"nbp-kept-{name}"
-        self._outputs: list[tuple[Sink, str]] = []
+        self._outputs: list[ReplacedOutput] = []
         self._shown = ""
 
     @property
@@ -104,9 +131,7 @@ class Kept:
 
     def show(self, sink: Sink, picture: str, text: str) -> None:
         """Add an output with the picture to a cell."""
-        display_id = uuid.uuid4().hex
-        sink.display(self._bundle(picture, text), transient={"display_id": display_id})
-        self._outputs.append((sink, display_id))
+        self._outputs.append(ReplacedOutput.show(sink, self._bundle(picture, text)))
         self._shown = picture
 
     def renew(self, picture: str, text: str) -> None:
@@ -114,8 +139,8 @@ class Kept:
         if picture == self._shown:
             return
         self._shown = picture
-        for sink, display_id in self._outputs:
-            sink.display(self._bundle(picture, text), transient={"display_id": display_id}, update=True)
+        for output in self._outputs:
+            output.replace(self._bundle(picture, text))
 
     def close(self) -> None:
         """Leave the pictures as they are."""

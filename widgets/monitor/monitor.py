@@ -22,8 +22,7 @@ from notebook_launcher.widgets.assets import STATIC, join_modules
 from notebook_launcher.widgets.monitor.feed import Feed
 from notebook_launcher.widgets.monitor.page_requests import PageRequests
 from notebook_launcher.widgets.monitor.palette import monitor_css
-from notebook_launcher.widgets.monitor.replaced_output import ReplacedOutput
-from notebook_launcher.widgets.place import open_widgets
+from notebook_launcher.widgets.place import ReplacedOutput, open_widgets
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
