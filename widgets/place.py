@@ -62,6 +62,11 @@ def _execution_in_marimo() -> tuple[str, Any]:
     return ("", None) if execution is None else (str(execution.cell_id), (id(execution), execution))
 
 
+def view_of(widget: ipywidgets.Widget) -> dict[str, Any]:
+    """Return a bundle that shows a widget."""
+    return {WIDGET_VIEW: {"version_major": 2, "version_minor": 0, "model_id": widget.model_id}}
+
+
 def open_widgets() -> list[ipywidgets.Widget]:
     """Return the kernel's widgets that are not closed."""
     # ipywidgets 7.7 has them in a public attribute of the class, which 8 has deprecated.
@@ -155,8 +160,7 @@ def show_live(widget: ipywidgets.DOMWidget, sink: Sink, picture: str, text: str)
     """Show a widget in a cell, and below it the picture that stays."""
     kept = Kept()
     widget.add_class(kept.live)
-    view = {"version_major": 2, "version_minor": 0, "model_id": widget.model_id}
-    sink.display({WIDGET_VIEW: view, "text/html": "", "text/plain": text})
+    sink.display({**view_of(widget), "text/html": "", "text/plain": text})
     kept.show(sink, picture, text)
 
 

@@ -7,7 +7,7 @@ import pytest
 from notebook_launcher.drawing.charts import charts_of, place_of, split_name
 from notebook_launcher.drawing.plots import PlotOptions, curves_svg
 from notebook_launcher.drawing.run_picture import static_svg
-from notebook_launcher.drawing.scales import Scale, name_place, place_ticks
+from notebook_launcher.drawing.scales import Scale, place_ticks
 from notebook_launcher.history.curves import Curves
 from notebook_launcher.history.schema import MetricPoint, RankUsage
 from tests.support.drawn_runs import run_of, words_of
@@ -72,14 +72,6 @@ def test_axis_counts_steps_seconds_or_epochs() -> None:
 )
 def test_ticks_of_a_time_axis_are_round(high: float, labels: list[str]) -> None:
     assert [label for _, label in place_ticks("time", Scale(low=0.0, high=high, start=0.0, end=120.0))] == labels
-
-
-def test_places_are_named_by_their_axis() -> None:
-    assert [name_place("step", 1200), name_place("time", 4.2), name_place("epoch", 1.5)] == [
-        "step 1,200",
-        "4.2 s",
-        "epoch 1.5",
-    ]
 
 
 def test_memory_and_load_are_drawn_by_time() -> None:

@@ -93,22 +93,14 @@ def test_more_metrics_than_fit_are_counted_and_named() -> None:
     assert len(svg) < 200_000
 
 
-@pytest.mark.parametrize("average", [False, True])
-def test_long_run_of_many_ranks_takes_a_bounded_picture(*, average: bool) -> None:
+def test_long_run_of_many_ranks_takes_a_bounded_picture() -> None:
     curves = curves_of(
         {
             f"metric {number}": {rank: (math.sin(step * rank) for step in range(3000)) for rank in range(6)}
             for number in range(24)
         }
     )
-    assert len(curves_svg(curves, average=average, smoothing=0.9)) < 600_000
-
-
-def test_curve_of_100_000_steps_is_a_small_picture() -> None:
-    curves = curves_of({"loss": {0: (1 / (1 + step) for step in range(100_000))}})
-    svg = curves_svg(curves)
-    assert len(svg) < 20_000
-    assert {"20k", "80k"} <= set(words_of(svg))
+    assert len(curves_svg(curves, average=True, smoothing=0.9)) < 600_000
 
 
 @given(
@@ -118,7 +110,7 @@ def test_curve_of_100_000_steps_is_a_small_picture() -> None:
     average=st.booleans(),
     smoothing=st.sampled_from([0.0, 0.9]),
 )
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=40)
 def test_any_values_give_a_picture(
     values: list[list[float]], step: int, *, log: bool, average: bool, smoothing: float
 ) -> None:
@@ -142,14 +134,7 @@ def test_timeline_names_ranks_phases_and_shares() -> None:
     assert any("Accumulation saved" in word for word in words)
 
 
-def test_phases_are_distinguishable_without_colour() -> None:
-    assert len({look.letter for look in PHASES.values()}) == len(PHASES)
-    assert len({(look.pattern, look.height) for look in PHASES.values()}) == len(PHASES)
-    words = words_of(timeline_svg(phases_of(2, num_windows=2)))
-    assert {look.letter for look in PHASES.values() if look.height == 1} <= set(words)
-
-
-@pytest.mark.parametrize("num_ranks", [1, 16, 64, 100])
+@pytest.mark.parametrize("num_ranks", [16, 100])
 def test_timeline_of_many_ranks_is_bounded(num_ranks: int) -> None:
     svg = timeline_svg(phases_of(num_ranks, num_windows=200))
     root = parse_svg(svg)

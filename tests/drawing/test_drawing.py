@@ -10,7 +10,6 @@ import pytest
 from notebook_launcher.drawing.run_picture import (
     MAX_LOG,
     picture_html,
-    rank_columns,
     static_html,
     static_svg,
     static_text,
@@ -23,7 +22,6 @@ from notebook_launcher.history.schema import (
     RankFailure,
     RankPhases,
     RankSnapshot,
-    RankUsage,
     RunChange,
     RunSnapshot,
 )
@@ -147,26 +145,6 @@ def test_sentences_below_the_timeline_are_whole() -> None:
     assert not any("…" in word for word in words)
 
 
-def test_axis_of_memory_does_not_magnify_noise() -> None:
-    def labels(*gigabytes: float) -> set[float]:
-        memory = tuple(int(each * 1e9) for each in gigabytes)
-        none = (None,) * 3
-        known = RankUsage(times=(1.0, 2.0, 3.0), memory=memory, load=none, gpu_memory=none, gpu_utilization=none)
-        usage = {0: known}
-        words = words_of(static_svg(run_of(usage=usage), Curves()))
-        return {float(word) for word in words if re.fullmatch(r"0\.\d+", word)}
-
-    noise = labels(0.28870, 0.28878, 0.28872)
-    assert max(noise) - min(noise) > 0.005
-    assert max(labels(0.2, 0.4, 0.3)) == 0.4
-
-
-def test_long_text_of_a_table_wraps_and_short_text_does_not() -> None:
-    page = table_html([Column("id", ["20261121-142501-train-3f9c5e"]), Column("time", ["3 min"])])
-    cells = dict(re.findall(r'<td style="[^"]*white-space:(\w+)[^"]*">([^<]+)', page))
-    assert cells == {"normal": "20261121-142501-train-3f9c5e", "nowrap": "3 min"}
-
-
 def test_pages_are_bounded() -> None:
     run = run_of(
         1000,
@@ -231,13 +209,6 @@ def test_text_table_fits_its_width_by_shortening_free_text_first() -> None:
         assert max(map(len, table_text(columns, width, dispensable=("disk", "notes")))) <= width
     assert table_text(columns, 45, dispensable=("disk", "notes"))[0].split() == ["id", "name", "notes"]
     assert table_text(columns, 32, dispensable=("disk", "notes"))[0].split() == ["id", "name"]
-
-
-def test_table_of_ranks_names_the_ranks_whose_samples_it_counts() -> None:
-    (column,) = [
-        column for column in rank_columns([RankSnapshot(rank=0, samples_per_second=12.5)]) if "samples" in column.name
-    ]
-    assert column.name == "samples/s, all ranks"
 
 
 def test_changed_settings_are_marked_on_the_curves() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import random
 import time
@@ -14,9 +13,7 @@ from notebook_launcher.history.schema import (
     MetricPoint,
     PhaseSpan,
     RankPhases,
-    RankSnapshot,
     RunMetrics,
-    RunSnapshot,
 )
 
 SLACK = 8
@@ -39,21 +36,16 @@ def test_short_curve_keeps_every_point(num_points):
     assert grown(num_points).points() == [(step, math.sin(step)) for step in range(num_points)]
 
 
-@pytest.mark.parametrize("num_points", [MAX_POINTS + 1, 5_000, 33_333, 100_000])
+@pytest.mark.parametrize("num_points", [MAX_POINTS + 1, 33_333])
 def test_long_curve_is_bounded_and_keeps_its_order(num_points):
     curve = grown(num_points)
     steps = [step for step, _ in curve.points()]
     assert MAX_POINTS / 4 < len(steps) <= MAX_POINTS + SLACK
     assert steps == sorted(set(steps))
-    assert curve.count == num_points
+    assert (steps[-1], curve.count) == (num_points - 1, num_points)
 
 
-@pytest.mark.parametrize("num_points", [100, 5_000, 100_000])
-def test_curve_always_holds_its_newest_point(num_points):
-    assert grown(num_points).points()[-1] == (num_points - 1, math.sin(num_points - 1))
-
-
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_thinning_keeps_the_highest_and_the_lowest_point(seed):
     rng = random.Random(seed)
     peaks = {rng.randrange(100_000): sign * rng.uniform(10, 20) for sign in (1, -1) for _ in range(20)}
@@ -72,12 +64,7 @@ def test_thinning_keeps_a_non_finite_point_beside_the_peaks(value):
     assert kept[4322] == 1.0
 
 
-def test_curve_of_nan_alone_is_bounded():
-    points = grown(50_000, lambda _: math.nan).points()
-    assert 0 < len(points) <= MAX_POINTS + SLACK
-
-
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_batches_and_single_points_give_the_same_curve(seed):
     rng = random.Random(seed)
     values = [rng.choice([rng.gauss(0, 1), math.inf, 1e308]) for _ in range(30_000)]
@@ -105,13 +92,6 @@ def test_points_are_sorted_into_curves_by_metric_and_rank():
     assert curves["loss"][0].points() == [(5, 1.0), (6, 0.5)]
     assert curves["loss"][1].points() == [(5, 2.0)]
     assert list(curves["lr"]) == [0]
-
-
-def test_late_metric_begins_at_its_first_step():
-    curves = Curves()
-    curves.fold(point(0, step, loss=1.0) for step in range(10_000))
-    curves.fold([point(0, 10_000, loss=1.0, accuracy=0.5)])
-    assert curves["accuracy"][0].points() == [(10_000, 0.5)]
 
 
 def test_values_beyond_the_most_curves_are_counted_and_left_out():
@@ -143,32 +123,6 @@ def test_metrics_print_a_few_lines_and_become_a_table():
     assert (len(table), list(table)[:6]) == (1510, ["rank", "step", "time", "loss", "acc", "step_"])
     assert (table["loss"][1], table["step"][1500], table["step_"][1500]) == (0.5, 1500, 3.0)
     assert list(RunMetrics().to_pandas()) == ["rank", "step", "time"]
-
-
-def test_snapshots_are_frozen():
-    snapshot = RunSnapshot(
-        id="i", name="f", state="done", started=0.0, seconds=1.0, num_processes=1, summary="", seed=0
-    )
-    for record, field in ((snapshot, "state"), (RankSnapshot(rank=0), "step"), (point(), "step")):
-        with pytest.raises(dataclasses.FrozenInstanceError):
-            setattr(record, field, 1)
-
-
-@pytest.mark.parametrize(
-    ("state", "is_over"),
-    [
-        ("starting", False),
-        ("running", False),
-        ("stopping", False),
-        ("done", True),
-        ("failed", True),
-        ("stopped", True),
-        ("lost", True),
-    ],
-)
-def test_is_over_is_true_for_every_final_state(state, is_over):
-    snapshot = RunSnapshot(id="i", name="f", state=state, started=0.0, seconds=1.0, num_processes=1, summary="", seed=0)
-    assert snapshot.is_over is is_over
 
 
 def test_shares_of_the_phases_add_up_to_one():

@@ -39,8 +39,9 @@ class SlowReader:
         return getattr(self._run, name)
 
 
-@pytest.mark.parametrize("part", ["snapshot", "metrics_since"])
-@pytest.mark.parametrize(("seconds", "num_writes"), [(0.0, 2), (0.3, 1)])
+@pytest.mark.parametrize(
+    ("part", "seconds", "num_writes"), [("snapshot", 0.0, 2), ("snapshot", 0.3, 1), ("metrics_since", 0.3, 1)]
+)
 def test_slow_writes_become_rare(run: Run, part: str, seconds: float, num_writes: int, tmp_path: Path) -> None:
     reader = SlowReader(run, part, seconds)
     recorder = Recorder(reader, tmp_path, time.monotonic() - FIRST_AFTER, say=print)

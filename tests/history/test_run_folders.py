@@ -10,8 +10,6 @@ import os
 import re
 import resource
 import stat
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +27,7 @@ from notebook_launcher import (
     runs,
 )
 from notebook_launcher.history import run_folders
-from notebook_launcher.wording import format_seconds
-from tests.support.kernels import ROOT, Kernel
+from tests.support.kernels import Kernel
 from tests.support.toy_runs import PATIENCE, make_run, speak
 from tests.support.waiting import until
 from tests.support.warm_kernels import evaluate
@@ -73,18 +70,12 @@ def test_find_home_follows_the_option_and_the_environment(chosen, environment, f
     ("value", "message"),
     [
         (3, r"runs_folder=3 is an int; it must be a path, 'auto', or None to keep no run folder"),
-        (b"runs", r"runs_folder=b'runs' is a bytes; it must be a path"),
         ("", r"runs_folder='' is not a path. Pass a folder, 'auto', or None to keep no run folder"),
-        ("a\0b", r"is not a path"),
     ],
 )
 def test_invalid_runs_folder_is_refused(value, message):
     with pytest.raises(ConfigError, match=message):
         LaunchConfig(runs_folder=value)
-
-
-def test_runs_folder_given_as_path_is_kept_as_text():
-    assert LaunchConfig(runs_folder=Path("some/where")).runs_folder == "some/where"
 
 
 # What a run leaves.
@@ -104,6 +95,8 @@ def test_recorded_run_equals_the_live_run(home):
     assert again.phases == run.phases
     assert [again.logs(rank) for rank in (0, 1)] == [run.logs(rank) for rank in (0, 1)] == ["hello\n"] * 2
     assert repr(again).startswith(f"<RecordedRun {run.id} on 2 ranks: done, ")
+    with pytest.raises(LookupError, match="there is no rank 2"):
+        again.logs(2)
     # Changes of the working tree are there if there are any.
     assert sorted({path.name for path in again.folder.iterdir()} - {"changes.diff"}) == [
         "config.json",
@@ -117,36 +110,18 @@ def test_recorded_run_equals_the_live_run(home):
     ]
 
 
-def test_run_folder_is_readable_by_the_user_alone(home):
-    run = launch(speak, 1, output="none")
-    run.result()
-    paths = [home, home / run.id, *(home / run.id).iterdir()]
-    assert [path.name for path in paths if stat.S_IMODE(path.stat().st_mode) & 0o077] == []
-
-
-def test_secrets_are_not_recorded(home):
+def test_run_folder_is_readable_by_the_user_alone_and_holds_no_secret(home):
     env = {"WANDB_API_KEY": "hush", "HF_TOKEN": "hush", "db_password": "hush", "NCCL_DEBUG": "WARN"}
     run = launch(speak, 1, output="none", env=env)
     run.result()
     assert not any(b"hush" in path.read_bytes() for path in (home / run.id).iterdir())
     assert dict(open_run(run.id).config.env) == {"NCCL_DEBUG": "WARN"}
-
-
-def test_short_run_that_fails_is_recorded(home):
-    def fail() -> None:
-        raise ValueError("boom")
-
-    run = launch(fail, 2, output="none")
-    run.wait()
-    again = open_run(run.id)
-    assert again.state == "failed"
-    assert again.snapshot().error == "ValueError: boom"
-    assert again.snapshot().failures == run.snapshot().failures
-    assert "raise ValueError" in again.snapshot().failures[0].traceback
+    paths = [home, home / run.id, *(home / run.id).iterdir()]
+    assert [path.name for path in paths if stat.S_IMODE(path.stat().st_mode) & 0o077] == []
 
 
 def test_short_silent_run_leaves_no_folder(home):
-    with Session(2, output="none") as session:
+    with Session(1, output="none") as session:
         session.run(int)  # It may wait for the import of torch, and is not short then.
         num_earlier = len(runs())
         session.run(int)
@@ -154,11 +129,6 @@ def test_short_silent_run_leaves_no_folder(home):
         session.run(speak)
         session.run(speak)
     assert [run.name for run in runs()].count("speak") == 2
-
-
-def test_no_folder_is_left_when_recording_is_off(home):
-    notebook_launch(speak, 1, output="none", runs_folder=None)
-    assert not home.exists()
 
 
 def test_runs_folder_option_chooses_the_folder(home, tmp_path, monkeypatch):
@@ -169,7 +139,7 @@ def test_runs_folder_option_chooses_the_folder(home, tmp_path, monkeypatch):
     assert not home.exists()
 
 
-@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("number", [math.nan, -math.inf])
 def test_non_finite_numbers_survive_json(number, home):
     run = launch(speak, 1, output="none", kwargs={"number": number})
     run.result()
@@ -208,22 +178,19 @@ def test_names_and_texts_of_users_cannot_leave_their_file(home):
 
 
 def test_only_ranks_with_output_have_a_log_file(home):
-    def some(rank_count: int) -> None:
-        if int(os.environ["RANK"]) in (3, rank_count - 1):
+    def some() -> None:
+        if os.environ["RANK"] == "3":
             print("here")
+            raise ValueError("boom")
 
-    run = launch(some, 64, output="none", backend=None, kwargs={"rank_count": 64})
-    run.result(timeout=PATIENCE)
-    assert sorted(path.name for path in (home / run.id).glob("rank-*")) == ["rank-3.log", "rank-63.log"]
+    run = launch(some, 4, output="none", backend=None)
+    run.wait(PATIENCE)
+    assert [path.name for path in (home / run.id).glob("rank-*")] == ["rank-3.log"]
     again = open_run(run.id)
-    assert (again.logs(0), again.logs(3), len(again.ranks)) == ("", "here\n", 64)
-
-
-@pytest.mark.parametrize("rank", [-1, 1, "0"])
-def test_logs_of_a_missing_rank_raise_lookup_error(rank, home):
-    notebook_launch(speak, 1, output="none")
-    with pytest.raises(LookupError, match=rf"there is no rank {rank!r}: this run has rank 0 alone"):
-        runs()[0].logs(rank)
+    assert (again.logs(0), again.logs(3), len(again.ranks)) == ("", "here\n", 4)
+    assert (again.state, again.snapshot().error) == ("failed", "ValueError: boom")
+    assert again.snapshot().failures == run.snapshot().failures
+    assert "raise ValueError" in again.snapshot().failures[0].traceback
 
 
 # While it goes on.
@@ -275,34 +242,10 @@ def test_killed_kernel_leaves_a_lost_run(home):
         until(lambda: again.state == "running" and len(again.metrics) > 2)
         kernel.kill()
         until(lambda: again.state == "lost")
-    with Kernel() as other:
-        code = f"from notebook_launcher import *\nrun = open_run({run_id!r})\n"
-        code += "run.state, run.name, len(run.metrics), run.logs(0)[:7], [r.state for r in run.ranks], repr(runs())"
-        state, name, num_metrics, text, states, table = evaluate(other, code)
-    assert (state, name, text, states) == ("lost", "endless", "step 0\n", ["unknown"] * 2)
-    assert num_metrics > 2
-    assert re.search(rf"{run_id} .* lost ", table)
+    assert (again.name, again.logs(0)[:7]) == ("endless", "step 0\n")
+    assert [rank.state for rank in again.ranks] == ["unknown"] * 2
+    assert re.search(rf"{run_id} .* lost ", repr(runs()))
     assert again.snapshot().error == "the kernel ended before the run did"
-
-
-LAUNCHES = """
-from notebook_launcher import *
-def speak(name):
-    print(name)
-if __name__ == "__main__":
-    with Session(1, output="none") as session:
-        for _ in range(20):
-            session.run(speak, args=(NAME,))
-"""
-
-
-def test_two_kernels_record_side_by_side(home):
-    codes = [LAUNCHES.replace("NAME", repr(name)) for name in ("one", "two")]
-    programs = [subprocess.Popen([sys.executable, "-c", code], cwd=ROOT) for code in codes]
-    assert [program.wait(timeout=50) for program in programs] == [0, 0]
-    found = runs()
-    assert sorted(run.logs(0) for run in found) == ["one\n"] * 20 + ["two\n"] * 20
-    assert {run.state for run in found} == {"done"}
 
 
 # What cannot be written.
@@ -314,12 +257,6 @@ def test_unusable_runs_folder_is_reported_once(home, capfd):
     err = capfd.readouterr().err
     assert err.count("recording of the run ended") == 1
     assert f"in {home}: Not a directory" in err
-
-
-def test_unknown_home_is_reported_once(monkeypatch, capfd):
-    monkeypatch.delenv(run_folders.VARIABLE)
-    assert list(notebook_launch(speak, 1, runs_folder="~nobody-at-all/runs")) == [7]
-    assert capfd.readouterr().err.count("recording of the run ended: RuntimeError: Could not determine") == 1
 
 
 @pytest.mark.parametrize("home_variable", ["a/relative/path", "~nobody-at-all"])
@@ -366,16 +303,6 @@ def test_full_disk_does_not_fail_the_run(home, tmp_path, capfd):
 # In good measure.
 
 
-def test_flood_of_reports_is_recorded(home):
-    def fast() -> None:
-        for step in range(10_000):
-            report(step=step, loss=1.0)
-
-    run = launch(fast, 1, output="none")
-    run.result(timeout=PATIENCE)
-    assert [point.step for point in open_run(run.id).metrics] == list(range(10_000))
-
-
 def test_launch_removes_old_runs(home, monkeypatch):
     monkeypatch.setattr(run_folders, "MAX_RUNS", 3)
     for number in range(1, 6):
@@ -384,12 +311,3 @@ def test_launch_removes_old_runs(home, monkeypatch):
     run.result()
     until(lambda: len(runs()) == 3)
     assert runs()[0].id == run.id
-
-
-def test_cell_run_and_record_show_the_same_duration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = launch(speak, 2, runs_folder=tmp_path)
-    run.result(50)
-    seconds = run.snapshot().seconds
-    assert run.result().seconds == open_run(run.id, tmp_path).snapshot().seconds == seconds
-    assert f"speak: done in {format_seconds(seconds)}\n" in capsys.readouterr().out
-    assert repr(run).endswith(f"{format_seconds(seconds)}>")

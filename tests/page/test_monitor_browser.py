@@ -61,12 +61,6 @@ def test_progress_shows_the_slowest_rank_and_each_rank_on_demand(tab):
     assert tab.texts(".nbl-each-text") == ["25 of 100 (25 %)", "24 of 100 (24 %)"]
 
 
-def test_progress_without_a_total_shows_no_percentage(tab):
-    tab.deliver(reset(run=run(progress={"done": 25, "total": None, "text": "25 done", "pace": "4 s/it"})))
-    assert tab.texts(".nbl-progress-text span") == ["25 done", "4 s/it"]
-    assert tab.find(".nbl-progress > [role=progressbar]").get_attribute("aria-valuenow") is None
-
-
 def test_each_state_of_a_rank_has_its_own_words_and_icon(tab):
     words = {
         "starting": "starting",
@@ -134,16 +128,6 @@ def test_columns_keep_their_widths_in_rendered_html(tab):
         tab.page.evaluate("document.body.className = ''")
 
 
-def test_gpu_columns_appear_once_a_rank_reports_a_gpu(tab):
-    tab.deliver(reset())
-    tab.deliver({"type": "update", "ranks": [rank(1, gpu_memory=11_400_000_000, gpu_utilization=0.93)]})
-    assert tab.texts("th")[5:7] == ["GPU memory", "GPU"]
-    assert [tab.texts(f"tbody tr:nth-child({row}) td")[5:7] for row in (1, 2)] == [
-        [UNKNOWN, UNKNOWN],
-        ["11.4 GB", "93 %"],
-    ]
-
-
 def test_update_of_one_rank_out_of_64_writes_one_cell(tab):
     tab.deliver(reset(ranks=[rank(number) for number in range(64)]))
     assert tab.find("tbody tr").count() == 64
@@ -171,32 +155,6 @@ def test_timeline_shows_phases_in_colours_letters_and_words(tab):
     words = ["D\ndata", "F\nforward", "B\nbackward", "S\nsync", "O\noptimizer", "other"]
     assert [text.strip() for text in tab.texts(".nbl-phase")] == words
     assert tab.text(".nbl-sync") == "14 % of a window waits for the network"
-
-
-def test_page_takes_words_and_limits_from_the_legend_of_the_reset(tab):
-    message = reset(lanes=LANES, curves=[curve(f"metric{number}", 0, waves(20)) for number in range(5)])
-    legend = message["legend"]
-    legend["phases"]["sync"] = {"letter": "W", "word": "wait", "colour": "#123456"}
-    legend["rank_states"]["running"]["word"] = "computing"
-    legend["limits"]["plots"] = 3
-    tab.deliver(message)
-    assert tab.texts("td .nbl-state-word") == ["computing"] * 2
-    tab.open("Timeline")
-    assert tab.texts(".nbl-phase")[3].split() == ["W", "wait"]
-    assert background(tab.find(".nbl-lane i[data-phase=sync]").first) == rgb("#123456")
-    assert tab.find(".nbl-plot").count() == 3
-
-
-def test_update_before_the_reset_is_ignored(tab):
-    tab.deliver({"type": "update", "ranks": [rank(0)], "curves": [curve("loss", 0, waves(20))]})
-    assert tab.find("tbody tr, .nbl-plot").count() == 0
-    tab.deliver(reset())
-    assert tab.find("tbody tr").count() == 2
-
-
-def test_each_span_names_its_phase_start_and_length(tab):
-    tab.open("Timeline")
-    tab.deliver(reset(lanes=LANES))
     assert tab.find(".nbl-lane i").last.get_attribute("title") == "rank 1, optimizer: took 100 ms at 7.5 s"
 
 
@@ -229,11 +187,6 @@ def test_only_buttons_that_the_run_allows_are_enabled(tab):
         tab.deliver(reset(run=run(actions={name: name == allowed for name in ACTIONS})))
         on = tab.find(".nbl-button[data-action]:enabled").evaluate_all("all => all.map((one) => one.dataset.action)")
         assert on == [allowed]
-
-
-def test_action_hint_of_the_run_is_shown_beside_the_buttons(tab):
-    tab.deliver(reset(run=run(action_hint="Heard when the cell ends")))
-    assert tab.text(".nbl-hint") == "Heard when the cell ends"
 
 
 def test_finished_run_stays_visible_with_its_buttons_disabled(tab):

@@ -108,17 +108,6 @@ def test_deletion_asks_first(page):
     assert page.get_by_role("button", name="Delete").count() == 0
 
 
-def test_deletion_of_small_runs_names_their_kilobytes(page):
-    page.evaluate(
-        "model.change('rows', model.traits.rows.map((row) => ({ ...row, order: { ...row.order, disk: 6350 } })))"
-    )
-    page.get_by_label("Select run 1").check()
-    page.get_by_label("Select run 3").check()
-    assert page.get_by_role("button", name="Edit").get_attribute("title") == "Select one run to edit it"
-    page.get_by_role("button", name="Delete").click()
-    assert page.get_by_role("alert").inner_text() == "Delete these 2 runs from the disk (12.7 kB)? It cannot be undone."
-
-
 def test_one_run_is_edited_and_several_are_compared(page):
     page.get_by_label("Select best").check()
     page.get_by_role("button", name="Edit").click()

@@ -207,23 +207,6 @@ def test_enter_applies_a_value_also_where_its_default_action_is_taken_away(tab: 
     assert sent(tab) == [("lr", "7e-5")]
 
 
-def test_placeholder_of_a_count_is_its_present_value(tab: Tab) -> None:
-    tab.deliver(reset(settings=SETTINGS))
-    name = "gradient_accumulation_steps"
-    assert field(tab, name).get_attribute("placeholder") == "4"
-    tab.deliver({"type": "update", "settings": [setting_item(name, "2", "count")]})
-    assert field(tab, name).get_attribute("placeholder") == "2"
-
-
-def test_typed_text_stays_while_values_change(tab: Tab) -> None:
-    tab.deliver(reset(settings=SETTINGS))
-    field(tab, "lr").press_sequentially("0.0")
-    tab.deliver({"type": "update", "settings": [{**SETTINGS[0], "text": "0.09"}, *SETTINGS[1:]]})
-    tab.page.keyboard.type("2")
-    assert field(tab, "lr").input_value() == "0.02"
-    assert row(tab, "lr").locator("output").inner_text() == "0.09"
-
-
 def test_fields_and_pause_are_disabled_with_the_reason(tab: Tab) -> None:
     reason = "Needs an Accelerator that has made an update"
     off = {**run()["actions"], "pause": False, "set": False}
@@ -285,14 +268,6 @@ def test_changes_are_marked_on_each_curve_and_listed(tab: Tab) -> None:
         "lr 0.1 → 0.05 by code after update 12",
     ]
     assert tab.page.evaluate("window.hacked") is None
-
-
-def test_settings_fit_a_narrow_page(tab: Tab) -> None:
-    tab.page.set_viewport_size({"width": 360, "height": 900})
-    long = "x" * 80
-    tab.deliver(reset(settings=[setting_item(long, "0.1", "number")], changes=[change(long, long, long)]))
-    tab.find(".nbl-changes summary").click()
-    assert tab.page.evaluate("document.documentElement.scrollWidth") == 360
 
 
 def test_changes_stay_when_the_run_is_over(tab: Tab) -> None:

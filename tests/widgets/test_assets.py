@@ -8,8 +8,6 @@ from collections import Counter
 import pytest
 
 from notebook_launcher.widgets.assets import STATIC, join_modules
-from notebook_launcher.widgets.monitor.monitor import Monitor
-from notebook_launcher.widgets.panel.panel import ConfigPanel
 
 MONITOR = STATIC / "monitor"
 
@@ -34,15 +32,6 @@ def test_imported_module_is_joined_once_and_before_its_importers(tmp_path):
     ]
 
 
-def test_import_of_several_lines_is_left_out_of_the_joined_script(tmp_path):
-    joined = write(
-        tmp_path,
-        main='import {\n  a,\n  b,\n} from "./a.js";\nexport { a, b };\n',
-        a="export function a() {}\nexport class b {}\n",
-    )
-    assert " ".join(joined.split()) == "function a() {} class b {} export { a, b };"
-
-
 def test_joined_script_of_the_monitor_exports_only_the_widget():
     exports = re.findall(r"^(?:import|export)\b.*", join_modules(MONITOR / "main.js"), re.MULTILINE)
     assert exports == ["export default { initialize, render };"]
@@ -62,15 +51,3 @@ def test_every_module_of_the_monitor_is_joined(kind):
     for path in MONITOR.glob(f"*.{kind}"):
         longest = max(path.read_text(encoding="utf-8").splitlines(), key=len)
         assert longest.removeprefix("export ") in joined, path.name
-
-
-def test_rules_of_the_style_sheet_keep_the_order_of_their_imports():
-    style = join_modules(MONITOR / "main.css")
-    assert "@import" not in style
-    assert style.index(".nbl-monitor {") < style.index(".nbl-button {") < style.index(".nbl-log {")
-
-
-@pytest.mark.parametrize("widget", [ConfigPanel, Monitor])
-def test_widget_hands_its_script_to_anywidget_as_text(widget):
-    assert isinstance(widget._esm, str)
-    assert widget._esm.endswith("render };\n")

@@ -159,13 +159,6 @@ def test_results_without_a_folder_are_compared_without_curves(runs: list[Run]) -
     assert {"A: train", "B: results 2"} <= set(words_of(comparison.svg()))
 
 
-def test_results_of_a_failed_run_are_compared(runs: list[Run]) -> None:
-    error = runs[2].exception()
-    assert error is not None
-    (run,) = compare(error.results).runs.values()  # type: ignore[attr-defined] # every error of a run has them
-    assert (run.state, run.failures[0].summary) == ("failed", "ValueError: <script>boom</script>")
-
-
 def test_compare_accepts_ids_and_folders(runs: list[Run], folder: Path) -> None:
     comparison = compare(runs[0], folder / runs[1].id, str(folder / runs[1].id))
     assert [run.id for run in comparison.runs.values()] == [runs[0].id, runs[1].id, runs[1].id]
@@ -217,18 +210,6 @@ def test_compare_rejects_what_is_not_a_run(wrong: list[Any], message: str) -> No
 def test_unreported_metric_raises_config_error(runs: list[Run], metrics: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         compare(runs[0], metrics=metrics)
-
-
-def test_unknown_id_raises_lookup_error() -> None:
-    with pytest.raises(LookupError, match="there is no run '20001231-no-such-run'"):
-        compare("20001231-no-such-run")
-
-
-def test_compare_takes_any_number_of_runs(runs: list[Run]) -> None:
-    comparison = compare(*[runs[0]] * 30)
-    assert isinstance(comparison, Comparison)
-    assert {"Z: train", "AA: train", "AD: train"} <= set(words_of(comparison.svg()))
-    Balanced(comparison._repr_html_())
 
 
 def test_comparison_is_drawn_by_time_and_parts_share_a_plot(runs: list[Run]) -> None:

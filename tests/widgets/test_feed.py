@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from notebook_launcher import Accelerator, launch
-from notebook_launcher.drawing.legend import LIMITS
 from notebook_launcher.history.schema import RankFailure, RankPhases, RankSnapshot, RunChange, RunSetting
 from notebook_launcher.history.summaries import measure_sync
-from notebook_launcher.kernel.display.kept_lines import MAX_PIECES
 from notebook_launcher.widgets.monitor.feed import Feed
 from tests.support.console_cell import Cell
 from tests.support.made_up_run import Drawn, Reader, points
@@ -136,21 +134,6 @@ def test_logs_come_in_the_order_of_their_arrival_at_first_and_later() -> None:
         console.feed(text, rank)
     assert texts(feed.update()) == [(2, "f\n"), (0, "g\n"), (2, "h\n")]
     assert texts(feed.reset()) == [*expected, (2, "f\n"), (0, "g\n"), (2, "h\n")]
-
-
-def test_output_from_before_the_known_order_comes_first() -> None:
-    console = Cell(num_processes=3)
-    reader = ConsoleReader(console.console, ranks=tuple(RankSnapshot(rank=rank) for rank in range(3)))
-    console.feed("quiet\n", 2)
-    for number in range(2 * MAX_PIECES):
-        console.feed(f"{number}\n", number % 2)
-    found = texts(Feed(reader).reset())
-    assert found[0] == (2, "quiet\n")
-    assert [text for _, text in found[3:]] == [f"{number}\n" for number in range(MAX_PIECES + 2, 2 * MAX_PIECES)]
-    lines = {rank: "".join(text for writer, text in found if writer == rank).splitlines() for rank in range(2)}
-    assert all(
-        lines[rank] == [str(number) for number in range(rank, 2 * MAX_PIECES, 2)][-LIMITS.lines + 1 :] for rank in lines
-    )
 
 
 def test_no_news_is_no_message_but_the_age_once_a_second() -> None:
@@ -291,9 +274,3 @@ def test_seconds_of_a_wait_are_sent_once_a_second() -> None:
     assert waits("rank 0 has waited 11 s in barrier", 1.5) is None
     assert waits("rank 0 has waited 11 s in barrier", 2.25)["run"]["waiting"] == "rank 0 has waited 11 s in barrier"
     assert waits("", 2.5)["run"]["waiting"] == ""
-
-
-def test_update_before_a_reset_holds_the_run() -> None:
-    message = Feed(Reader()).update()
-    assert message is not None
-    assert message["run"]["state"] == Reader().snapshot().state

@@ -32,27 +32,18 @@ if TYPE_CHECKING:
 KERNEL_CODE = TRAIN
 
 
-NEWEST = "installed"
-
-
-@pytest.fixture(scope="module", params=[NEWEST, *VERSIONS])
-def any_kernel(request: pytest.FixtureRequest) -> Iterator[Kernel]:
-    folders = [] if request.param == NEWEST else [str(installed(request.param))]
-    with warm_kernel(env={"PYTHONPATH": os.pathsep.join([*folders, str(ROOT)])}) as kernel:
+@pytest.fixture(scope="module", params=VERSIONS)
+def other_kernel(request: pytest.FixtureRequest) -> Iterator[Kernel]:
+    with warm_kernel(env={"PYTHONPATH": os.pathsep.join([str(installed(request.param)), str(ROOT)])}) as kernel:
         outcome = kernel.execute(TRAIN + "import ipykernel; print(ipykernel.__version__)")
-        assert request.param in (NEWEST, outcome.stdout.strip())
-        yield kernel
+        assert outcome.stdout.strip() == request.param
+        with clean(kernel):
+            yield kernel
 
 
-@pytest.fixture
-def every_kernel(any_kernel: Kernel) -> Iterator[Kernel]:
-    with clean(any_kernel):
-        yield any_kernel
-
-
-def test_stop_button_works_while_the_cell_is_busy(every_kernel: Kernel) -> None:
-    cell = every_kernel.start("notebook_launch(train, 2)", allow_stdin=True)
-    page = Page.opened(every_kernel, cell)
+def test_stop_button_works_while_the_cell_is_busy(other_kernel: Kernel) -> None:
+    cell = other_kernel.start("notebook_launch(train, 2)", allow_stdin=True)
+    page = Page.opened(other_kernel, cell)
     page.send("hello")
     messages = page.until(lambda messages: len(messages) > 5 and len(last_steps(messages)) > 1)
     assert kinds(messages) == ["reset"] + ["update"] * (len(messages) - 1)
@@ -60,7 +51,7 @@ def test_stop_button_works_while_the_cell_is_busy(every_kernel: Kernel) -> None:
     assert messages[0]["run"]["action_hint"] == ""
     assert last_steps(messages) == sorted(set(last_steps(messages)))
     page.send("stop")
-    outcome = every_kernel.wait(cell)
+    outcome = other_kernel.wait(cell)
     assert (outcome.error or "").startswith("RunStoppedError")
     assert page.messages[-1]["run"]["state"] == "stopped"
     assert page.messages[-1]["run"]["is_over"]
@@ -69,10 +60,10 @@ def test_stop_button_works_while_the_cell_is_busy(every_kernel: Kernel) -> None:
     assert "stopped" in table["text/html"]
     assert WIDGET_VIEW not in table
     assert drawing["image/svg+xml"].startswith("<svg")
-    assert evaluate(every_kernel, LEFTOVERS)[2:] == [0, False]
+    assert evaluate(other_kernel, LEFTOVERS)[2:] == [0, False]
     # Its page may go on exploring it: the record names the monitor, which still answers.
     assert not page.is_closed
-    key = evaluate(every_kernel, f"widget._instances[{page.comm_id!r}].key")
+    key = evaluate(other_kernel, f"widget._instances[{page.comm_id!r}].key")
     assert f'data-nbl-explore="{key}"' in table["text/html"]
     assert f'data-nbl-cover="{key}"' in drawing["text/html"]
     page.send("hello")
@@ -80,25 +71,25 @@ def test_stop_button_works_while_the_cell_is_busy(every_kernel: Kernel) -> None:
     assert page.messages[-1]["run"]["state"] == "stopped"
 
 
-def test_page_reloaded_while_the_cell_waits_gets_the_run(every_kernel: Kernel) -> None:
-    cell = every_kernel.start("notebook_launch(train, 2)", allow_stdin=True)
-    page = Page.opened(every_kernel, cell)
+def test_page_reloaded_while_the_cell_waits_gets_the_run(kernel: Kernel) -> None:
+    cell = kernel.start("notebook_launch(train, 2)", allow_stdin=True)
+    page = Page.opened(kernel, cell)
     page.send("hello", page="first")
     page.until(lambda messages: len(messages) > 1)
-    control, widgets = all_widgets(every_kernel, cell)
+    control, widgets = all_widgets(kernel, cell)
     assert widgets[page.comm_id]["state"]["title"] == "train"
     page.send("hello", page="second")
     page.until(lambda messages: kinds(messages).count("reset") == 2)
     page.send("stop")
-    assert (every_kernel.wait(cell).error or "").startswith("RunStoppedError")
+    assert (kernel.wait(cell).error or "").startswith("RunStoppedError")
     # The picture does not come to a page that was reloaded, so it keeps the monitor of the run that is over.
     assert not page.is_closed
     page.send("hello", page="third")
     page.until(lambda messages: kinds(messages).count("reset") == 3)
     assert page.messages[-1]["run"]["state"] == "stopped"
     closing = f"from ipywidgets.widgets import widget; widget._instances[{page.comm_id!r}].close()"
-    assert every_kernel.execute(closing).error is None
-    close_comm(every_kernel, control)
+    assert kernel.execute(closing).error is None
+    close_comm(kernel, control)
 
 
 def test_page_reloaded_while_the_cell_computes_gets_the_run(kernel: Kernel) -> None:
@@ -134,31 +125,31 @@ def close_comm(kernel: Kernel, comm_id: str) -> None:
     assert outcome.error is None, outcome.traceback
 
 
-def test_other_messages_keep_their_order_and_get_their_replies(every_kernel: Kernel) -> None:
+def test_other_messages_keep_their_order_and_get_their_replies(kernel: Kernel) -> None:
     # After an error Jupyter would drop the cells that wait.
-    cell = every_kernel.start("try: notebook_launch(train, 2)\nexcept RunStoppedError: pass", allow_stdin=True)
-    page = Page.opened(every_kernel, cell)
-    first = every_kernel.start("print('first')")
+    cell = kernel.start("try: notebook_launch(train, 2)\nexcept RunStoppedError: pass", allow_stdin=True)
+    page = Page.opened(kernel, cell)
+    first = kernel.start("print('first')")
     page.send("hello")
-    second = every_kernel.start("print('second')")
+    second = kernel.start("print('second')")
     page.until(lambda messages: len(messages) > 1)
-    assert not every_kernel.outcome(first).messages
+    assert not kernel.outcome(first).messages
     page.send("stop")
-    assert every_kernel.wait(cell).error is None
-    assert every_kernel.wait(first).stdout == "first\n"
-    assert every_kernel.wait(second).stdout == "second\n"
+    assert kernel.wait(cell).error is None
+    assert kernel.wait(first).stdout == "first\n"
+    assert kernel.wait(second).stdout == "second\n"
 
 
-def test_detached_run_shows_its_monitor(every_kernel: Kernel) -> None:
-    cell = every_kernel.start("run = launch(train, 2)", allow_stdin=True)
-    page = Page.opened(every_kernel, cell)
+def test_detached_run_shows_its_monitor(kernel: Kernel) -> None:
+    cell = kernel.start("run = launch(train, 2)", allow_stdin=True)
+    page = Page.opened(kernel, cell)
     page.send("hello")
     page.until(lambda messages: len(messages) > 1)
     page.send("interrupt")
     page.until(lambda messages: any(message.get("run", {}).get("is_over") for message in messages))
-    outcome = every_kernel.wait(cell, until=lambda outcome: "data-nbl-explore" in str(final(outcome)))
+    outcome = kernel.wait(cell, until=lambda outcome: "data-nbl-explore" in str(final(outcome)))
     assert not any(WIDGET_VIEW in data for data in final(outcome).values())
-    assert evaluate(every_kernel, "run.wait(); run.state") == "stopped"
+    assert evaluate(kernel, "run.wait(); run.state") == "stopped"
 
 
 def test_clicks_from_a_front_end_with_subshells_arrive(kernel: Kernel) -> None:
@@ -278,14 +269,3 @@ def test_buttons_work_after_the_cell_if_ipykernel_has_no_tap(kernel: Kernel) -> 
     page.send("stop")
     page.until(lambda messages: any(message.get("run", {}).get("is_over") for message in messages))
     assert kernel.execute("tap._running_kernel = known; run.wait()").error is None
-
-
-def test_stop_button_ends_a_run_of_a_session(kernel: Kernel) -> None:
-    cell = kernel.start("with Session(2) as session: session.run(train)", allow_stdin=True)
-    page = Page.opened(kernel, cell)
-    page.send("hello")
-    page.until(lambda messages: len(messages) > 1)
-    page.send("stop")
-    outcome = kernel.wait(cell)
-    assert (outcome.error or "").startswith("RunStoppedError")
-    assert not any(WIDGET_VIEW in data for data in final(outcome).values())

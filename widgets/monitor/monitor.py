@@ -22,7 +22,7 @@ from notebook_launcher.widgets.assets import STATIC, join_modules
 from notebook_launcher.widgets.monitor.feed import Feed
 from notebook_launcher.widgets.monitor.page_requests import PageRequests
 from notebook_launcher.widgets.monitor.palette import monitor_css
-from notebook_launcher.widgets.place import ReplacedOutput, open_widgets
+from notebook_launcher.widgets.place import ReplacedOutput, open_widgets, view_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -42,7 +42,6 @@ number."""
 END_BUDGET = 5.0
 MAX_EXPLORABLE = 8
 """Number of monitors that stay open after their runs, the newest: each holds its run with metrics and logs."""
-WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 DEAF_HINT = "These buttons work once the cell has ended. The kernel's interrupt button (the square) stops the run now."
 
 
@@ -162,7 +161,7 @@ class Monitor(anywidget.AnyWidget):
         """Show the monitor of a run that is over, and below it the picture that the page hides for as long."""
         self._feed.read_metrics()
         snapshot = self._run.snapshot()
-        ReplacedOutput.show(sink, {**self._view(), **line_of(snapshot)})
+        ReplacedOutput.show(sink, {**view_of(self), **line_of(snapshot)})
         sink.display(kept_picture(snapshot, self._feed.curves, self.key, opened=True))
 
     def keep_picture(self, sink: Sink) -> None:
@@ -190,11 +189,7 @@ class Monitor(anywidget.AnyWidget):
             shown = {"text/plain": words}
         else:
             shown, _ = self._picture()
-        return {**self._view(), **shown}
-
-    def _view(self) -> dict[str, Any]:
-        """Return the widget alone."""
-        return {WIDGET_VIEW: {"version_major": 2, "version_minor": 0, "model_id": self.model_id}}
+        return {**view_of(self), **shown}
 
     def _picture(self, key: str = "") -> tuple[dict[str, str], dict[str, str]]:
         with self._lock:
