@@ -78,8 +78,10 @@ class Recorder:
     ) -> None:
         self._open: OpenFolder | None = None
         """The folder, once something is recorded."""
-        self._home: _RunsHome | None = None
-        """The place of the folder; None if the run is not recorded."""
+        self._home: Path | None = None
+        """The folder of all runs, which may not exist yet; None if the run is not recorded."""
+        self._reserved: Path | None = None
+        """The run's folder, if it was made before anything is recorded."""
         self._reader = reader
         self._say = say
         self._origin = origin
@@ -90,9 +92,8 @@ class Recorder:
         self._schedule = _Schedule(launched + FIRST_AFTER)
         with self._forgiving():
             # Found now, because the working directory and the environment may change within a second.
-            home = run_folders.find_home(chosen)
-            if home is not None:
-                self._home, self._is_on = _RunsHome(home), True
+            self._home = run_folders.find_home(chosen)
+            self._is_on = self._home is not None
 
     @property
     def folder(self) -> Path | None:
@@ -117,8 +118,8 @@ class Recorder:
 
     def reserve_folder(self) -> Path:
         """Make an empty folder now, and fill it when the run is found worth recording; raises `OSError`."""
-        assert self._home is not None
-        return self._home.reserve_folder(self._reader.snapshot().id)
+        self._reserved = self._make_folder(self._reader.snapshot().id)
+        return self._reserved
 
     def note(self) -> None:
         """Note that a rank wrote or reported something."""
@@ -189,7 +190,7 @@ class Recorder:
         if self._home is not None:
             with contextlib.suppress(OSError):
                 max_bytes = run_folders.MAX_BYTES if size > HEAVY else None
-                run_folders.prune(self._home.path, max_runs=run_folders.MAX_RUNS, max_bytes=max_bytes)
+                run_folders.prune(self._home, max_runs=run_folders.MAX_RUNS, max_bytes=max_bytes)
 
     def _write_state(self) -> OpenFolder:
         """Write the summary, in a folder that is made if there is none; return the folder."""
@@ -202,12 +203,21 @@ class Recorder:
     def _opened(self, snapshot: RunSnapshot) -> OpenFolder:
         """Return the folder, which is made if there is none."""
         if self._open is None:
-            assert self._home is not None
-            path = self._home.take_folder(snapshot.id)
+            path = self._reserved or self._make_folder(snapshot.id)
             # Kept before anything is written, so that it is removed if this write fails.
             self._open = OpenFolder(path, self._reader, snapshot.num_processes)
             self._open.write_origin(snapshot, self._origin)
         return self._open
+
+    def _make_folder(self, run_id: str) -> Path:
+        assert self._home is not None
+        folder = self._home / run_id
+        try:
+            folder.mkdir(mode=0o700)
+        except FileNotFoundError:
+            self._home.mkdir(mode=0o700, parents=True, exist_ok=True)
+            folder.mkdir(mode=0o700)
+        return folder
 
     @contextlib.contextmanager
     def _forgiving(self) -> Iterator[None]:
@@ -216,7 +226,7 @@ class Recorder:
         except Exception as error:  # neither a full disk nor an error of this package may fail the run
             was_on, self._is_on = self._is_on, False
             reason = error.strerror or error if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
-            where = f" in {self.folder or self._home.path}" if self._home is not None else ""
+            where = f" in {self.folder or self._home}" if self._home is not None else ""
             self._drop_unless_it_has_a_summary()
             if was_on or self._home is None:
                 with contextlib.suppress(Exception):
@@ -224,49 +234,13 @@ class Recorder:
 
     def _drop_unless_it_has_a_summary(self) -> None:
         """Remove a folder that shows nothing of the run: a list would have it as starting, and then as lost."""
-        if self._home is None or self._home.is_reserved or self._open is None:  # A host has its socket there.
+        if self._home is None or self._reserved or self._open is None:  # A host has its socket there.
             return
         if not self._open.path.exists():  # Somebody has deleted it while the run went on: it is not made again.
             self._home = None
         elif not (self._open.path / run_folders.SUMMARY).exists():
             run_folders.remove(self._open.path)
             self._open = None
-
-
-class _RunsHome:
-    """The folder of all runs, in which the folder of this one is made.
-
-    Args:
-        path: The folder of all runs, which may not exist yet.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._reserved: Path | None = None
-        """The run's folder, if it was made before anything is recorded."""
-
-    @property
-    def is_reserved(self) -> bool:
-        """True if the folder was made before anything is recorded."""
-        return self._reserved is not None
-
-    def reserve_folder(self, run_id: str) -> Path:
-        """Make the run's folder now, for later; raises `OSError`."""
-        self._reserved = self._make_folder(run_id)
-        return self._reserved
-
-    def take_folder(self, run_id: str) -> Path:
-        """Return the run's folder, which is made unless it was reserved; raises `OSError`."""
-        return self._reserved or self._make_folder(run_id)
-
-    def _make_folder(self, run_id: str) -> Path:
-        folder = self.path / run_id
-        try:
-            folder.mkdir(mode=0o700)
-        except FileNotFoundError:
-            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            folder.mkdir(mode=0o700)
-        return folder
 
 
 class _Schedule:
