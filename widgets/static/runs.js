@@ -147,12 +147,10 @@ class RunsView {
 function render({ model, el }) {
   const view = new RunsView(model, el);
   const stay = leaveToPicture(model, el);
-  const [paint, compare] = [() => view.paint(), () => view.paintComparison()];
-  for (const name of ["rows", "caption", "answer"]) model.on(`change:${name}`, paint);
-  model.on("change:compared", compare);
+  const calls = { rows: () => view.paint(), caption: () => view.paint(), answer: () => view.paint(), compared: () => view.paintComparison() };
+  for (const [name, call] of Object.entries(calls)) model.on(`change:${name}`, call);
   return () => {
-    for (const name of ["rows", "caption", "answer"]) model.off(`change:${name}`, paint);
-    model.off("change:compared", compare);
+    for (const [name, call] of Object.entries(calls)) model.off(`change:${name}`, call);
     stay();
     view.close();
   };

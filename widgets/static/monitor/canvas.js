@@ -7,6 +7,7 @@ export class FrameLoop {
   #isClosed = false;
   #sightObserver = new IntersectionObserver((entries) => this.#onSight(entries), { rootMargin: "50px" });
   #sizeObserver = new ResizeObserver((entries) => this.#onSize(entries));
+  #unwatchTheme = watchTheme(() => this.invalidateAll());
   #root;
   #paintViews;
 
@@ -45,7 +46,7 @@ export class FrameLoop {
     this.#sizeObserver.unobserve(plot.target);
   }
 
-  /** Draw all plots again, for example in other colours. */
+  /** Draw all plots again, for example in the colours of another theme. */
   invalidateAll() {
     for (const plot of this.#plots.values()) plot.isStale = true;
     this.request();
@@ -63,6 +64,7 @@ export class FrameLoop {
 
   close() {
     this.#isClosed = true;
+    this.#unwatchTheme();
     cancelAnimationFrame(this.#frame);
     this.#sightObserver.disconnect();
     this.#sizeObserver.disconnect();
@@ -104,7 +106,7 @@ export function faded(color, opacity) {
 }
 
 /** Call a function whenever the page's theme may have changed. Return what ends this. */
-export function watchTheme(onChange) {
+function watchTheme(onChange) {
   const life = new AbortController();
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", onChange, { signal: life.signal });
   const themes = new MutationObserver(onChange);

@@ -1,6 +1,6 @@
 // Runs side by side: their tables, and the plots of the monitor.
 
-import { FrameLoop, watchTheme } from "./canvas.js";
+import { FrameLoop } from "./canvas.js";
 import { CurveGrid, CurveOptions } from "./curves.js";
 import { make } from "./elements.js";
 import { Notices } from "./messages.js";
@@ -26,12 +26,10 @@ export function showComparison(model, html, parent) {
     frames.request();
   };
   model.on("msg:custom", onMessage);
-  const unwatchTheme = watchTheme(() => frames.invalidateAll());
   frames.request();
   model.send({ type: "hello", page: "" });
   return () => {
     model.off("msg:custom", onMessage);
-    unwatchTheme();
     frames.close();
     grid.close();
     root.remove();

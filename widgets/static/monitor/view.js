@@ -1,4 +1,4 @@
-import { FrameLoop, watchTheme } from "./canvas.js";
+import { FrameLoop } from "./canvas.js";
 import { CurveGrid, CurveOptions, Usage } from "./curves.js";
 import { make, show } from "./elements.js";
 import { Header, Progress } from "./header.js";
@@ -24,7 +24,6 @@ export class MonitorView {
   #model;
   #onKnown;
   #key;
-  #unwatchTheme;
   #unwatchKernel;
   #announcement = make("div", { class: "nbl-unseen", role: "status", "aria-live": "polite" });
 
@@ -54,7 +53,6 @@ export class MonitorView {
     model.on("msg:custom", this.#onMessage);
     for (const event of ["comm:close", "comm_live_update"]) model.on(event, this.#onComm);
     this.#unwatchKernel = watchKernel(model, () => this.#setLink("lost"));
-    this.#unwatchTheme = watchTheme(() => this.frames.invalidateAll());
     this.frames.request();
     this.#greet();
   }
@@ -120,7 +118,6 @@ export class MonitorView {
 
   close() {
     if (this.#key && this.data.isKnown) HANDOVERS.set(this.#key, { data: this.data, options: this.options });
-    this.#unwatchTheme();
     this.frames.close();
     clearInterval(this.#clock);
     this.#model.off("msg:custom", this.#onMessage);
