@@ -6,7 +6,7 @@ import math
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -80,7 +80,8 @@ class Log:
 
 @pytest.mark.parametrize("num_writes", [1, 1000])
 def test_endless_log_keeps_its_beginning_and_its_end(num_writes, run_folder):
-    reader, file = Log(), LogFile(run_folder, 0, 1, limit=100_000)
+    reader: Any = Log()
+    file = LogFile(run_folder, 0, 1, limit=100_000)
     lines = [f"line {number:08}\n" for number in range(50_000)]
     size = len(lines) // num_writes + 1
     for start in range(0, len(lines), size):
