@@ -84,12 +84,6 @@ def test_file_is_read_in_every_form_that_accelerate_reads(form: str, tmp_path: P
     assert TYPICAL["train_batch_size"] == "auto", "the user's dictionary is left alone"
 
 
-def test_plugin_without_arguments_is_stage_two():
-    assert "ZeRO stage 2: on one rank nothing is sharded" in resolve_zero(DeepSpeedPlugin(), num_ranks=1).describe()
-    zero = resolve_zero(DeepSpeedPlugin(), num_ranks=4)
-    assert (zero.stage, zero.offloads, zero.mixed_precision, zero.max_grad_norm) == (2, False, None, None)
-
-
 def test_variables_of_the_launcher_fill_what_nothing_else_gives(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setenv("ACCELERATE_DEEPSPEED_ZERO_STAGE", "3")
     monkeypatch.setenv("ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE", "cpu")
@@ -102,20 +96,6 @@ def test_variables_of_the_launcher_fill_what_nothing_else_gives(monkeypatch: pyt
     monkeypatch.delenv("ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE")
     monkeypatch.setenv("ACCELERATE_DEEPSPEED_CONFIG_FILE", str(path))
     assert (DeepSpeedPlugin().zero_stage, DeepSpeedPlugin().gradient_clipping) == (2, 0.5)
-
-
-@pytest.mark.parametrize(
-    ("variable", "text", "message"),
-    [
-        ("ACCELERATE_GRADIENT_CLIPPING", "much", "must be a number or auto"),
-        ("ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_NVME_PATH", "/nvme", "NVMe has no counterpart"),
-        ("ACCELERATE_DEEPSPEED_CONFIG_FILE", "nowhere.json", "there is no such file"),
-    ],
-)
-def test_unusable_variable_is_named(monkeypatch: pytest.MonkeyPatch, variable: str, text: str, message: str):
-    monkeypatch.setenv(variable, text)
-    with pytest.raises(ValueError, match=message):
-        DeepSpeedPlugin()
 
 
 def test_auto_takes_what_the_call_gives():
@@ -236,22 +216,6 @@ def test_scaler_starts_with_the_scale_of_the_file():
     assert zero.mixed_precision == "fp16"
     assert zero.scaler is not None
     assert (zero.scaler.init_scale, zero.scaler.growth_interval) == (256.0, 50)
-
-
-def test_loader_of_another_batch_size_is_refused():
-    zero = settled(file_with(train_micro_batch_size_per_gpu=4))
-    zero.check_batch_sizes([4, 50])
-    zero.check_batch_sizes([])
-    with pytest.raises(
-        ValueError, match=r"per_gpu=4, but prepare\(\) got a data loader that gives each rank 8 samples"
-    ):
-        zero.check_batch_sizes([8])
-
-
-def test_settings_changed_before_the_accelerator_count():
-    plugin = DeepSpeedPlugin(zero_stage=2)
-    plugin.deepspeed_config["train_micro_batch_size_per_gpu"] = 16
-    assert resolve_zero(plugin, num_ranks=2).micro_batch_size == 16
 
 
 def test_settings_differ_from_those_of_an_exported_script(monkeypatch: pytest.MonkeyPatch) -> None:

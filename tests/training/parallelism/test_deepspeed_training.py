@@ -18,7 +18,6 @@ from tests.support.toy_training import (
 )
 
 pytestmark = shards_on_cpus
-STAGE_2 = {"zero_optimization": {"stage": 2}}
 HYBRID: dict[str, Any] = {"parallelism_config": ParallelismConfig(dp_replicate_size=2, dp_shard_size=2)}
 
 

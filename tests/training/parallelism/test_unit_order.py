@@ -11,7 +11,6 @@ from notebook_launcher import (
     Accelerator,
     FullyShardedDataParallelPlugin,
     GradientAccumulationPlugin,
-    Session,
     notebook_launch,
 )
 from tests.support.toy_training import session_fixture, shards_on_cpus
@@ -157,27 +156,3 @@ def test_ranks_that_use_the_same_parameters_train(session):
     assert first == second, "equal in the window as a whole"
     first, second = session.run(use, args=((["a"], ["b"]),), kwargs={"check_ranks": False})
     assert first == second, "nothing is compared"
-
-
-def keep_training(names: tuple[str, str]) -> list[list[float]]:
-    """Train a model that the session keeps, with other layers in each call."""
-    import __main__
-
-    if not hasattr(__main__, "kept"):
-        accelerator = Accelerator(cpu=True, fsdp_plugin=FullyShardedDataParallelPlugin(auto_wrap_policy="no_wrap"))
-        torch.manual_seed(0)
-        __main__.kept = accelerator, accelerator.prepare(Two(5)), accelerator.prepare(Two(5))
-    accelerator, *nets = __main__.kept
-    for net in nets:
-        accelerator.backward(net(torch.ones(1, 2), names[accelerator.process_index]))
-    gradients = [parameter.grad for parameter in net.parameters() if parameter.grad is not None]
-    return [gradient.full_tensor().flatten().tolist() for gradient in gradients]
-
-
-def test_calls_of_a_session_are_compared_each_by_itself():
-    with Session(2, devices="cpu", output="none") as session:
-        for names in ("a", "ab", "b"):
-            first, second = session.run(keep_training, args=((names, names),))
-            assert first == second
-        with pytest.raises(RuntimeError, match=r"Rank \d reduces the gradients of"):
-            session.run(keep_training, args=(("ab", "b"),))
