@@ -7,14 +7,14 @@ import dataclasses
 import difflib
 import gc
 import operator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from notebook_launcher import reporting
-from notebook_launcher.context import notify
+from notebook_launcher import context, reporting
 from notebook_launcher.pictures import Rates
-from notebook_launcher.training import device_memory, operations, precision, resolving, unwrapping
+from notebook_launcher.training import checkpoints, device_memory, operations, precision, resolving, unwrapping
 from notebook_launcher.training.accumulation.joining import join_uneven_inputs
 from notebook_launcher.training.accumulation.members import Members, sync_next, without_sync
 from notebook_launcher.training.accumulation.micro_batches import MicroBatches
@@ -22,8 +22,10 @@ from notebook_launcher.training.accumulation.updates import LiveOptimizers, Step
 from notebook_launcher.training.accumulation.verify import check_accumulation
 from notebook_launcher.training.accumulation.weighing import Weighing
 from notebook_launcher.training.accumulation.windows import GradientState
-from notebook_launcher.training.checkpoints.checkpointer import Checkpointer
+from notebook_launcher.training.checkpoints.loading import load_state
 from notebook_launcher.training.checkpoints.models import gather_state_dict
+from notebook_launcher.training.checkpoints.objects import check_custom_objects
+from notebook_launcher.training.checkpoints.saving import StatefulObjects, save_state
 from notebook_launcher.training.data import skip_first_batches
 from notebook_launcher.training.data.metrics import gather_for_metrics
 from notebook_launcher.training.parallelism.mesh import Layout, make_layout
@@ -248,13 +250,13 @@ class Accelerator:
         self._layout = lay_out(settings, self.state)
         self._make_parts(settings, log_with)
         if settings.conflicts:
-            notify(f"Accelerator(): {'; '.join(settings.conflicts)}. The code wins.")
+            context.notify(f"Accelerator(): {'; '.join(settings.conflicts)}. The code wins.")
         announce_zero(settings.zero)
 
     def _make_parts(self, settings: Settings, log_with: Any) -> None:
         """Make the parts in the order in which they need each other: each gets its collaborators in its constructor."""
         process, layout, rules, warn_once = self.state, self._layout, settings.rules, Warner()
-        safepoint = make_safepoint(process)
+        safepoint = self._safepoint = make_safepoint(process)
         state = self.gradient_state = self._make_gradient_state(settings.accumulation, safepoint)
         members = Members(num_processes=process.num_processes, strict=rules.guards)
         state.loops.models = members.models
@@ -313,17 +315,8 @@ class Accelerator:
                 replacements=replacements,
             ),
         )
-        self._checkpointer = Checkpointer(
-            process,
-            self._prepared,
-            self._updates,
-            state,
-            rules,
-            project=settings.project,
-            rank_check=self.rank_check,
-            fsdp_plugin=layout.plugin,
-            safepoint=safepoint,
-        )
+        self.project_configuration = settings.project
+        """Folder and naming of checkpoints and logs."""
         self._trackers = Trackers(
             process,
             log_with,
@@ -793,9 +786,6 @@ class Accelerator:
 
     # Checkpoints.
 
-    project_configuration: ProjectConfiguration = _shown(
-        "_checkpointer.project", "Folder and naming of checkpoints and logs.", settable=True
-    )
     project_dir: str | None = _shown("project_configuration.project_dir", "The folder of the project.")
     logging_dir: str | None = _shown("project_configuration.logging_dir", "The folder that trackers write to.")
     save_iteration: int = _shown(
@@ -808,7 +798,8 @@ class Accelerator:
 
     def save(self, obj: Any, f: str | os.PathLike[str], safe_serialization: bool = False) -> None:
         """Write an object to a file, once, and whole or not at all."""
-        self._checkpointer.save(obj, f, safe=safe_serialization)
+        on_each_node = bool(self.project_configuration.save_on_each_node)
+        checkpoints.save(obj, f, save_on_each_node=on_each_node, safe_serialization=safe_serialization)
 
     def save_model(
         self,
@@ -825,7 +816,8 @@ class Accelerator:
             max_shard_size: Largest size of a file, in bytes or as `"200MB"`; a larger tensor gets a file of its own.
             safe_serialization: safetensors; False: `torch.save`.
         """
-        self._checkpointer.save_model(model, save_directory, max_shard_size, safe=safe_serialization)
+        with context.activity(context.SAVING):
+            checkpoints.save_model(unwrapping.unwrap_model(model), save_directory, max_shard_size, safe_serialization)
 
     def save_state(
         self,
@@ -855,7 +847,20 @@ class Accelerator:
         """
         own = ("output_dir", "safe_serialization", "state_dict_type")
         check_keywords("save_state()", save_model_func_kwargs, (*own, *SAVE_KEYWORDS))
-        return self._checkpointer.save_state(output_dir, safe=safe_serialization, state_dict_type=state_dict_type)
+        if state_dict_type is None and self._layout.plugin is not None:
+            state_dict_type = self._layout.plugin.checkpoint_layout
+        with context.activity(context.SAVING):
+            folder = save_state(
+                self._stateful_objects(),
+                self.state,
+                self.project_configuration,
+                output_dir,
+                safe=safe_serialization,
+                rank_check=self.rank_check,
+                state_dict_type=state_dict_type,
+            )
+            context.note_checkpoint(str(folder), is_writer=self.is_main_process)
+            return folder
 
     def load_state(
         self,
@@ -880,7 +885,15 @@ class Accelerator:
             TypeError: An argument is unknown.
         """
         check_keywords("load_state()", load_model_func_kwargs, ("input_dir", "load_kwargs", *LOAD_KEYWORDS))
-        return self._checkpointer.load_state(input_dir, load_kwargs, load_model_func_kwargs)
+        return load_state(
+            self._stateful_objects(),
+            self.state,
+            self.project_configuration,
+            input_dir,
+            load_kwargs,
+            saved=context.saved_checkpoints(),
+            **load_model_func_kwargs,
+        )
 
     def register_for_checkpointing(self, *objects: Any) -> None:
         """Save and load these objects too.
@@ -891,7 +904,8 @@ class Accelerator:
         Raises:
             ValueError: An object lacks `state_dict` or `load_state_dict`; the message lists which.
         """
-        self._checkpointer.register(objects)
+        check_custom_objects(objects)
+        self._prepared.custom_objects.extend(objects)
 
     def register_save_state_pre_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
         """Call `hook(models, weights, output_dir)` before models are saved; it may remove weights and save them."""
@@ -986,7 +1000,29 @@ class Accelerator:
 
     def _save_update(self, number: int) -> Any:
         """Save after the update with this number, as the launcher asks, and return the folder."""
-        return self.save_state(self._checkpointer.folder_of_update(number))
+        project = self.project_configuration
+        if project.automatic_checkpoint_naming and project.project_dir:
+            return self.save_state()
+        return self.save_state(Path(project.project_dir or ".") / "checkpoints" / f"update_{number}")
+
+    def _stateful_objects(self) -> StatefulObjects:
+        """Return what is prepared at this moment."""
+        prepared = self._prepared
+        return StatefulObjects(
+            models=[unwrapping.unwrap_model(model, keep_torch_compile=False) for model in prepared.models],
+            leaves=prepared.leaves,
+            optimizers=list(prepared.optimizers),
+            schedulers=list(prepared.schedulers),
+            dataloaders=list(prepared.loaders),
+            custom_objects=list(prepared.custom_objects),
+            scaler=self._updates.scaling.update(),
+            gradient_state=self.gradient_state,
+            safepoint=self._safepoint,
+            save_hooks=list(prepared.save_hooks.values()),
+            load_hooks=list(prepared.load_hooks.values()),
+            nominal_divisor=self._rules.nominal_divisor,
+            loaders_resume=self._rules.loaders_resume,
+        )
 
     # Parts that `compat` replaces.
 
@@ -1048,7 +1084,7 @@ def lay_out(settings: Settings, process: AcceleratorState) -> Layout:
         process.distributed_type, process.is_fsdp2 = DistributedType.FSDP, True
         process.fsdp_plugin, process.parallelism_config = layout.plugin, layout.sizes
         if layout.plugin is not None and layout.plugin.dropped:
-            notify(
+            context.notify(
                 f"FullyShardedDataParallelPlugin: without effect: {', '.join(layout.plugin.dropped)}. Torch's FSDP2 "
                 "shards the models, and does that by itself."
             )
