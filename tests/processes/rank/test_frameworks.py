@@ -5,18 +5,17 @@ None of the functions here knows the launcher. Numbers are compared with what on
 
 from __future__ import annotations
 
+import re
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
 
 from notebook_launcher.kernel.run.commands import OTHERS
-from tests.support.first_cell import FORKED, START_METHODS
+from notebook_launcher.settings.changes import FIXED
 from tests.support.warm_kernels import evaluate, run_cell
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from tests.support.kernels import Kernel
 from tests.support.linear_cell import DEFINITIONS
 
@@ -45,7 +44,72 @@ if __name__ == "__main__":
     main()
 """
 
-KERNEL_CODE = DEFINITIONS
+# `transformers` and `lightning` make a tiny trainer each, train it for so many updates, or until the run says "enough",
+# and return what it has come to. They evaluate after every fourth update.
+KERNEL_CODE = (
+    DEFINITIONS
+    + """
+import pytorch_lightning as pl
+from accelerate import Accelerator
+from notebook_launcher import tunable
+from transformers import AutoConfig, AutoModel, BertConfig, BertForSequenceClassification, PretrainedConfig
+from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainingArguments
+
+def until(condition):
+    while not condition():
+        assert run.state not in ("failed", "done"), run.result()
+        time.sleep(0.01)
+
+def transformers(steps=8, callbacks=(), **options):
+    class Enough(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            control.should_training_stop |= tunable("enough", False)
+    torch.manual_seed(0)
+    model = BertForSequenceClassification(BertConfig(
+        vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8))
+    data = [{"input_ids": torch.arange(4) + i % 2, "labels": i % 2} for i in range(16)]
+    arguments = TrainingArguments(
+        "out", per_device_train_batch_size=2, max_steps=steps, logging_steps=1, eval_strategy="steps", eval_steps=4,
+        learning_rate=0.1, report_to=[], save_strategy="no", use_cpu=True, disable_tqdm=True, **options)
+    trainer = Trainer(model, arguments, train_dataset=data, eval_dataset=data[:4], callbacks=[Enough(), *callbacks])
+    trainer.train()
+    rate = trainer.lr_scheduler.base_lrs[0]
+    mine = [each for each in trainer.callback_handler.callbacks if "notebook_launcher" in type(each).__module__]
+    weights = sum(each.sum().item() for each in model.parameters())
+    return trainer.state.global_step, rate, arguments.max_grad_norm, len(mine), weights
+
+def lightning(steps=8, callbacks=(), **options):
+    class Enough(pl.Callback):
+        def on_train_batch_end(self, trainer, *_):
+            trainer.should_stop |= tunable("enough", False)
+    class Module(pl.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.model = torch.nn.Linear(1, 1)
+        def training_step(self, batch, _):
+            loss = self.model(batch[0] / 16).square().mean()
+            self.log("loss", loss)
+            self.log("mean", loss, on_step=False, on_epoch=True, sync_dist=True)
+            return loss
+        def validation_step(self, batch, _):
+            self.log("eval_loss", self.model(batch[0] / 16).square().mean(), sync_dist=True)
+        def configure_optimizers(self):
+            optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+            schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+            return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+    torch.manual_seed(0)
+    trainer = pl.Trainer(
+        accelerator="cpu", devices=2, strategy="ddp", max_steps=steps, log_every_n_steps=1, logger=False,
+        enable_progress_bar=False, enable_checkpointing=False, enable_model_summary=False,
+        default_root_dir="out", gradient_clip_val=1.0, callbacks=[Enough(), *callbacks], **options)
+    loader = torch.utils.data.DataLoader(rows(16), batch_size=2)
+    module = Module()
+    trainer.fit(module, loader, loader)
+    rate = trainer.lr_scheduler_configs[0].scheduler.base_lrs[0]
+    mine = [each for each in trainer.callbacks if "notebook_launcher" in type(each).__module__]
+    return trainer.global_step, rate, trainer.gradient_clip_val, len(mine), module.model.weight.item()
+"""
+)
 KERNEL_FILES = {"script.py": SCRIPT}
 
 
@@ -53,11 +117,10 @@ KERNEL_FILES = {"script.py": SCRIPT}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("start_method", FORKED)
-def test_accelerator_trains_on_every_rank(kernel: Kernel, start_method: str) -> None:
+def test_accelerator_trains_on_every_rank(kernel: Kernel) -> None:
     results = evaluate(
         kernel,
-        f"""
+        """
         def train():
             from accelerate import Accelerator
             accelerator = Accelerator(gradient_accumulation_steps=2)
@@ -74,7 +137,7 @@ def test_accelerator_trains_on_every_rank(kernel: Kernel, start_method: str) -> 
             accelerator.wait_for_everyone()
             weight = accelerator.unwrap_model(model).weight.item()
             return accelerator.num_processes, accelerator.process_index, type(model).__name__, len(loader), seen, weight
-        list(notebook_launch(train, 2, start_method={start_method!r}))
+        list(notebook_launch(train, 2))
         """,
     )
     # Two updates, each over two micro-batches of two ranks: the means of rows 0 to 7 and 8 to 15.
@@ -125,36 +188,22 @@ ADVICE = {
 }
 
 
-@pytest.mark.parametrize(
-    "maker", [next(iter(MAKERS)), *(pytest.param(name, marks=pytest.mark.slow) for name in [*MAKERS][1:])]
-)
-def test_settings_that_another_trainer_does_not_take_are_named_with_what_to_write(kernel: Kernel, maker: str) -> None:
-    """Once, and as soon as the trainer is made, in a session, too."""
-    options = "mixed_precision='bf16', gradient_accumulation_steps=4, max_grad_norm=0.5"
-    make = f"def make():\n    {MAKERS[maker]}\n"
-    run = run_cell(kernel, f"{make}notebook_launch(make, 2, devices='cpu', {options});")
-    in_session = run_cell(
-        kernel, f"with Session(2, devices='cpu', {options}) as session:\n    session.run(make)\n    session.run(make)"
-    )
-    for outcome in (run, in_session):
-        assert outcome.stdout.count("had no effect") == 1, outcome.stdout
-        assert ADVICE[maker] in outcome.stdout
-
-
 ASKED = """
+import os
 def train():
+    os.environ["NOTEBOOK_LAUNCHER_CALLBACKS"] = "off"
     make()
     from notebook_launcher import track
     for _ in track(range(10**9)):
         time.sleep(0.001)
-run = launch(train, 2, devices="cpu", output="none")
-while not run.snapshot().ranks[0].done and run.state != "failed":
-    time.sleep(0.01)
+run = launch(
+    train, 2, devices="cpu", mixed_precision="bf16", gradient_accumulation_steps=4, max_grad_norm=0.5, monitor=False)
+until(lambda: run.snapshot().ranks[0].done)
 for ask in (run.save, run.pause, run.profile, lambda: run.set(lr=0.1)):
     try:
         ask()
     except CallOrderError as error:
-        print(error)
+        print("asked:", error)
 run.stop()
 """
 
@@ -162,22 +211,16 @@ run.stop()
 @pytest.mark.parametrize(
     "maker", [next(iter(MAKERS)), *(pytest.param(name, marks=pytest.mark.slow) for name in [*MAKERS][1:])]
 )
-def test_requests_to_a_run_name_the_trainer_that_makes_its_updates(kernel: Kernel, maker: str) -> None:
-    """Those without a callback of ours take none, and the library's way to save and to change is named."""
-    asked = run_cell(kernel, f"def make():\n    {MAKERS[maker]}\n{ASKED}").stdout.splitlines()
-    if maker in ("transformers' Trainer", "Lightning's Trainer"):
-        assert [line.count(f"{maker} has made no update in this run yet") for line in asked[1:]] == [1] * 4, asked
-        off = "import os; os.environ['NOTEBOOK_LAUNCHER_CALLBACKS'] = 'off'"
-        asked = run_cell(kernel, f"def make():\n    {off}\n    {MAKERS[maker]}\n{ASKED}").stdout.splitlines()
-    whose = f"{maker} makes the updates here, and it takes no requests"
-    assert [line.count(whose) for line in asked] == [1] * 4, asked
+def test_another_trainer_is_named_with_what_to_write_for_settings_and_requests(kernel: Kernel, maker: str) -> None:
+    """Settings of the launch that it does not take are named once; without a callback of ours it takes no requests."""
+    told = run_cell(kernel, f"def make():\n    {MAKERS[maker]}\n{ASKED}").stdout
+    assert told.count("had no effect") == 1, told
+    assert ADVICE[maker] in told
+    asked = [line for line in told.splitlines() if line.startswith("asked: ")]
+    assert [f"{maker} makes the updates here, and it takes no requests" in line for line in asked] == [True] * 4, asked
     save, change = OTHERS[maker]
-    assert [(save in line, change in line) for line in asked] == [
-        (True, False),
-        (False, True),
-        (False, False),
-        (False, True),
-    ]
+    assert [save in line for line in asked] == [True, False, False, False]
+    assert [change in line for line in asked] == [False, True, False, True]
 
 
 def test_partial_state_finds_the_ranks_however_it_is_made(kernel: Kernel) -> None:
@@ -201,16 +244,15 @@ def test_partial_state_finds_the_ranks_however_it_is_made(kernel: Kernel) -> Non
     assert results == [([1, 2], 2, True), ([3, 4], 2, False)]
 
 
-@pytest.mark.parametrize("start_method", ["forkserver", "fork"])
-def test_kernels_own_accelerator_does_not_leave_each_rank_alone(kernel: Kernel, start_method: str) -> None:
+def test_kernels_own_accelerator_does_not_leave_each_fork_alone(kernel: Kernel) -> None:
     results, kernels = evaluate(
         kernel,
-        f"""
+        """
         from accelerate import Accelerator
         mine = Accelerator(cpu=True)
         def count():
             return Accelerator().num_processes
-        list(notebook_launch(count, 2, start_method={start_method!r})), (mine.num_processes, mine.state.num_processes)
+        list(notebook_launch(count, 2, start_method="fork")), (mine.num_processes, mine.state.num_processes)
         """,
     )
     assert results == [2, 2]
@@ -220,40 +262,10 @@ def test_kernels_own_accelerator_does_not_leave_each_rank_alone(kernel: Kernel, 
 # Lightning.
 
 
-@pytest.mark.slow
-def test_lightning_trainer_fits_on_every_rank(kernel: Kernel, tmp_path: Path) -> None:
+def test_fabric_trains_on_every_rank(kernel: Kernel) -> None:
     results = evaluate(
         kernel,
-        f"""
-        def train():
-            import pytorch_lightning as pl
-            class Module(pl.LightningModule):
-                def __init__(self):
-                    super().__init__()
-                    self.model = linear()
-                def training_step(self, batch, _):
-                    loss = self.model(batch[0]).mean()
-                    self.log("loss", loss, sync_dist=True)
-                    return loss
-                def configure_optimizers(self):
-                    return sgd(self.model)
-            trainer = pl.Trainer(
-                accelerator="cpu", devices=2, strategy="ddp", max_epochs=1, logger=False, enable_progress_bar=False,
-                enable_checkpointing=False, enable_model_summary=False, default_root_dir={str(tmp_path)!r})
-            module = Module()
-            trainer.fit(module, torch.utils.data.DataLoader(rows(8), batch_size=2))
-            return trainer.world_size, trainer.global_rank, trainer.global_step, module.model.weight.item()
-        list(notebook_launch(train, 2))
-        """,
-    )
-    assert results == [(2, rank, 2, -0.5 * 3.5 * 2) for rank in range(2)]
-
-
-@pytest.mark.parametrize("start_method", FORKED)
-def test_fabric_trains_on_every_rank(kernel: Kernel, start_method: str) -> None:
-    results = evaluate(
-        kernel,
-        f"""
+        """
         def train():
             from lightning_fabric import Fabric
             fabric = Fabric(accelerator="cpu", devices=2, strategy="ddp")
@@ -267,7 +279,7 @@ def test_fabric_trains_on_every_rank(kernel: Kernel, start_method: str) -> None:
                 optimizer.zero_grad()
             total = fabric.all_reduce(torch.tensor(1.0), reduce_op="sum").item()
             return fabric.world_size, fabric.global_rank, len(loader), total, model.weight.item()
-        list(notebook_launch(train, 2, start_method={start_method!r}))
+        list(notebook_launch(train, 2))
         """,
     )
     # Four updates' worth of rows in two: every rank's batches average to the mean of all rows, 3.5.
@@ -277,13 +289,10 @@ def test_fabric_trains_on_every_rank(kernel: Kernel, start_method: str) -> None:
 # What either is told about the process group.
 
 
-@pytest.mark.parametrize("backend", ["gloo", None])
-@pytest.mark.parametrize("library", ["accelerate", "lightning_fabric"])
-@pytest.mark.parametrize("start_method", ["forkserver", "fork"])
-def test_timeout_for_the_process_group_counts(kernel: Kernel, start_method: str, library: str, backend: str) -> None:
+def test_timeout_for_the_process_group_counts(kernel: Kernel) -> None:
     timeouts = evaluate(
         kernel,
-        f"""
+        """
         from datetime import timedelta
         import warnings
         import accelerate.state, lightning_fabric.strategies  # What a fork brings along.
@@ -303,20 +312,23 @@ def test_timeout_for_the_process_group_counts(kernel: Kernel, start_method: str,
             refuse_warnings_of_the_timeout()
             Fabric(accelerator="cpu", devices=2, strategy=strategy).launch()
             return timeout_of_the_group()
-        list(notebook_launch({library}, 2, start_method={start_method!r}, backend={backend!r}))
+        ways = [
+            (accelerate, "forkserver", "gloo"), (accelerate, "fork", None),
+            (lightning_fabric, "forkserver", None), (lightning_fabric, "fork", "gloo"),
+        ]
+        [list(notebook_launch(way, 2, start_method=method, backend=backend)) for way, method, backend in ways]
         """,
     )
-    assert timeouts == [7.0, 7.0]
+    assert timeouts == [[7.0, 7.0]] * 4
 
 
 # Scripts for torchrun.
 
 
-@pytest.mark.parametrize("start_method", FORKED)
-def test_starting_ranks_inside_a_rank_is_refused(kernel: Kernel, start_method: str) -> None:
+def test_starting_ranks_inside_a_rank_is_refused(kernel: Kernel) -> None:
     results = evaluate(
         kernel,
-        f"""
+        """
         def work(rank):
             return rank
         def start_again():
@@ -331,7 +343,7 @@ def test_starting_ranks_inside_a_rank_is_refused(kernel: Kernel, start_method: s
                     told.append(str(error))
             dist.barrier()
             return told
-        list(notebook_launch(start_again, 2, devices="cpu", start_method={start_method!r}))
+        list(notebook_launch(start_again, 2, devices="cpu"))
         """,
     )
     for rank, (first, second, third, group) in enumerate(results):
@@ -343,12 +355,11 @@ def test_starting_ranks_inside_a_rank_is_refused(kernel: Kernel, start_method: s
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("start_method", START_METHODS)
-def test_main_of_a_torchrun_script_can_be_launched(kernel: Kernel, start_method: str) -> None:
+def test_main_of_a_torchrun_script_can_be_launched(kernel: Kernel) -> None:
     """It makes its own group, in all the ways there are, and destroys it; in a session, time and again."""
     results = evaluate(
         kernel,
-        f"""
+        """
         import argparse
         from datetime import timedelta
         from torch.distributed import init_process_group
@@ -387,15 +398,15 @@ def test_main_of_a_torchrun_script_can_be_launched(kernel: Kernel, start_method:
             dict(explicit=True, init_method="tcp://127.0.0.1:23456"),
             dict(explicit=True, init_method="tcp://127.0.0.1:23456", timeout=timedelta(seconds=20)),
         ]
-        with Session(2, start_method={start_method!r}) as session:
+        with Session(2) as session:
             results = [list(session.run(main, kwargs=way)) for way in [*ways, *ways[:1]]]
-        for options in [{{}}, {{"backend": None}}] * ({start_method!r} != "spawn"):
-            results.append(list(notebook_launch(main, 2, start_method={start_method!r}, **options)))
+        results.append(list(notebook_launch(main, 2)))
+        results.append(list(notebook_launch(main, 2, start_method="fork", backend=None)))
         results
         """,
     )
     # Two epochs of two updates; over an epoch, the batches' means average to 3.5.
-    assert results == [[(rank, -0.5 * 3.5 * 4, False) for rank in range(2)]] * (10 if start_method == "spawn" else 12)
+    assert results == [[(rank, -0.5 * 3.5 * 4, False) for rank in range(2)]] * 12
 
 
 def test_script_file_run_as_main_can_launch(kernel: Kernel) -> None:
@@ -429,3 +440,127 @@ def test_accelerates_barrier_names_no_gpu_that_does_not_exist() -> None:
     finally:
         dist.destroy_process_group()
     assert calls == [1_000_000, -1]
+
+
+# Callbacks that transformers' and Lightning's trainers get: they report to the run, and obey it.
+
+NAMES = {"transformers": "transformers' Trainer", "lightning": "Lightning's Trainer"}
+CURVES = {
+    "transformers": {
+        "loss": [*range(1, 9)],
+        "grad_norm": [*range(1, 9)],
+        "learning_rate": [*range(1, 9)],
+        "eval_loss": [4, 8],
+        "train_loss": [8],
+    },
+    "lightning": {"loss": [*range(1, 9)], "eval_loss": [4, 8], "mean": [4, 8]},
+}
+CHECKPOINT = {"transformers": "out/checkpoint-{}/trainer_state.json", "lightning": "out/checkpoints/update_{}.ckpt"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("library", NAMES)
+def test_trainers_curves_are_reported_and_its_numbers_stay(kernel: Kernel, library: str) -> None:
+    """Once, with its own steps, from rank 0; with another callback given by hand, and switched off by a variable."""
+    told = run_cell(kernel, f"run = launch({library}, 2, devices='cpu', monitor=False)\nrun.wait();").stdout
+    assert told.count(f"{NAMES[library]} got a callback: its curves are in run.metrics, and run.set(lr=...)") == 1
+    curves, results, by_hand, off = evaluate(
+        kernel,
+        f"""
+        from notebook_launcher.callbacks import LightningCallback, TransformersCallback
+        curves = {{}}
+        for point in run.metrics:
+            for name in point.values:
+                curves.setdefault(name, []).append(point.step)
+        given = [TransformersCallback() if {library!r} == "transformers" else LightningCallback()]
+        by_hand = launch({library}, 2, devices="cpu", kwargs={{"callbacks": given}}, output="none", monitor=False)
+        by_hand.wait()
+        os.environ["NOTEBOOK_LAUNCHER_CALLBACKS"] = "off"
+        off = launch({library}, 2, devices="cpu", output="none", monitor=False)
+        off.wait()
+        del os.environ["NOTEBOOK_LAUNCHER_CALLBACKS"]
+        assert {{point.rank for point in run.metrics}} == {{0}}
+        (curves, list(run.result()), (list(by_hand.result()), len(by_hand.metrics)),
+         (list(off.result()), len(off.metrics)))
+        """,
+    )
+    assert curves == CURVES[library]
+    assert results == [results[0]] * 2
+    assert results[0][:4] == (8, 0.1, 1.0, 1)
+    assert by_hand[0] == results
+    assert by_hand[1] > 0
+    step, rate, norm, num_callbacks, weights = results[0]
+    assert off == ([(step, rate, norm, num_callbacks - 1, weights)] * 2, 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("library", NAMES)
+def test_trainer_obeys_its_run(kernel: Kernel, library: str) -> None:
+    """Settings, a pause, checkpoints and a profile, each after the same update of both ranks; then a stop."""
+    told = run_cell(
+        kernel,
+        f"""
+        run = launch({library}, 2, devices="cpu", kwargs={{"steps": 10**6}}, monitor=False)
+        until(lambda: run.metrics)
+        run.pause()
+        until(lambda: run.state == "paused")
+        run.set(lr="x0.5", max_grad_norm=0.25)
+        run.save()
+        run.resume()
+        until(lambda: run.state != "paused" and len(run.changes) == 2)
+        try:
+            run.set(gradient_accumulation_steps=2)
+        except ValueError as error:
+            print(error)
+        run.save()
+        print("operators:", run.profile(2)[0].updates)
+        print([each.name for each in run.snapshot().settings])
+        run.set(enough=True)
+        run.wait()
+        """,
+    ).stdout
+    instead = FIXED["gradient_accumulation_steps"][NAMES[library]]
+    assert f"gradient_accumulation_steps=2: {NAMES[library]} cannot change it while it trains. Write {instead}" in told
+    assert "operators: 2" in told
+    assert "['lr', 'max_grad_norm', 'enough']" in told
+    paused_at = int(re.search(r"paused after update (\d+)", told)[1])  # type: ignore[index]
+    saved = [int(number) for number in re.findall(r"saved .*out/.*, after update (\d+)", told)]
+    results, exists, changes, states = evaluate(
+        kernel,
+        f"""
+        stopped = launch({library}, 2, devices="cpu", kwargs={{"steps": 10**6}}, output="none", monitor=False)
+        while not stopped.metrics:
+            time.sleep(0.01)
+        stopped.stop()
+        (list(run.result()), [os.path.exists({CHECKPOINT[library]!r}.format(n)) for n in {saved}],
+         [(each.name, each.update) for each in run.changes], (run.state, stopped.state))
+        """,
+    )
+    assert results == [results[0]] * 2
+    assert results[0][1:4] == (0.05, 0.25, 1)
+    assert changes[:2] == [("lr", paused_at), ("max_grad_norm", paused_at)]
+    assert saved[0] == paused_at
+    assert exists == [True] * 2
+    assert states == ("done", "stopped")
+
+
+@pytest.mark.slow
+def test_classes_registered_with_transformers_are_known_in_ranks(kernel: Kernel) -> None:
+    names = evaluate(
+        kernel,
+        """
+        class MyConfig(PretrainedConfig):
+            model_type = "mine"
+        class MyModel(PreTrainedModel):
+            config_class = MyConfig
+            def __init__(self, config):
+                super().__init__(config)
+                self.layer = torch.nn.Linear(1, 1)
+        AutoConfig.register("mine", MyConfig)
+        AutoModel.register(MyConfig, MyModel)
+        def build():
+            return type(AutoModel.from_config(AutoConfig.for_model("mine"))).__name__
+        list(notebook_launch(build, 2, output="none"))
+        """,
+    )
+    assert names == ["MyModel", "MyModel"]
