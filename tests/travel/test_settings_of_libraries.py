@@ -51,7 +51,7 @@ def test_each_setting_has_a_default_a_reader_and_a_writer():
     assert set(CHANGED) == {name for name, setting in SETTINGS.items() if not setting.calls}
 
 
-@pytest.mark.parametrize("start_method", ["forkserver", "spawn", "fork"])
+@pytest.mark.parametrize("start_method", ["forkserver", "fork"])
 def test_ranks_of_a_launch_have_the_settings_of_the_kernel(start_method):
     if start_method == "forkserver":
         assert notebook_launch(settings_of_a_rank, 1, start_method=start_method, **CPU)[:] == [{}]

@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.first_cell import FORKED, START_METHODS
 from tests.support.linear_cell import DEFINITIONS
-from tests.support.toy_training import shards_on_cpus
 from tests.support.warm_kernels import evaluate
 
 if TYPE_CHECKING:
@@ -34,61 +32,6 @@ class Squares(Dataset):
 
 KERNEL_CODE = DEFINITIONS
 KERNEL_FILES = {"data.py": DATA_MODULE}
-
-
-@pytest.mark.slow
-def test_device_meshes_and_further_groups_work_in_ranks(kernel: Kernel) -> None:
-    results = evaluate(
-        kernel,
-        """
-        def groups():
-            from torch.distributed.device_mesh import init_device_mesh
-            rank = torch.tensor(float(dist.get_rank()))
-            mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
-            sums = []
-            for group in (mesh.get_group("replicate"), mesh.get_group("shard"), dist.new_group([0, 1, 2, 3])):
-                total = rank.clone()
-                dist.all_reduce(total, group=group)
-                sums.append(total.item())
-            return sums
-        list(notebook_launch(groups, 4))
-        """,
-    )
-    assert results == [[2.0, 1.0, 6.0], [4.0, 1.0, 6.0], [2.0, 5.0, 6.0], [4.0, 5.0, 6.0]]
-
-
-@shards_on_cpus
-def test_fully_sharded_data_parallel_trains_and_saves_checkpoints(kernel: Kernel, tmp_path: Path) -> None:
-    results = evaluate(
-        kernel,
-        f"""
-        def shard():
-            import torch.distributed.checkpoint as dcp
-            from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
-            from torch.distributed.fsdp import fully_shard
-            def whole(model):
-                return get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
-            model = torch.nn.Linear(4, 2, bias=False)
-            torch.nn.init.zeros_(model.weight)
-            fully_shard(model)
-            optimizer = sgd(model)
-            model(torch.ones(1, 4) * (dist.get_rank() + 1)).sum().backward()
-            optimizer.step()
-            trained = whole(model).get("weight")
-            saved = {{"model": model.state_dict()}}
-            dcp.save(saved, checkpoint_id={str(tmp_path / "checkpoint")!r})
-            with torch.no_grad():
-                model.weight.zero_()
-            dcp.load(saved, checkpoint_id={str(tmp_path / "checkpoint")!r})
-            model.load_state_dict(saved["model"])
-            loaded = whole(model).get("weight")
-            return model.weight.to_local().shape.numel(), trained.tolist(), loaded.tolist()
-        list(notebook_launch(shard, 2))
-        """,
-    )
-    # The gradient is the mean of the ranks' inputs, 1.5.
-    weight = [[-0.75] * 4] * 2
-    assert results == [(4, weight, weight)] * 2
 
 
 def test_model_may_outlive_its_group(kernel: Kernel) -> None:
@@ -147,11 +90,10 @@ def test_rank_gets_the_command_line_without_the_kernels_options(kernel: Kernel) 
 # Data loaders and other processes of a rank's own.
 
 
-@pytest.mark.parametrize("start_method", START_METHODS)
-def test_data_loader_workers_forked_from_a_rank_load_all_batches(kernel: Kernel, start_method: str) -> None:
+def test_data_loader_workers_forked_from_a_rank_load_all_batches(kernel: Kernel) -> None:
     results = evaluate(
         kernel,
-        f"""
+        """
         class Cubes(torch.utils.data.Dataset):
             def __len__(self):
                 return 4
@@ -166,36 +108,16 @@ def test_data_loader_workers_forked_from_a_rank_load_all_batches(kernel: Kernel,
                         dataset, batch_size=2, num_workers=2, persistent_workers=persistent)
                     sums += [sum(int(batch.sum()) for batch in loader) for _ in range(2)]
             return sums
-        list(notebook_launch(load, 2, start_method={start_method!r}))
+        list(notebook_launch(load, 2))
         """,
     )
     assert results == [[140] * 4 + [36] * 4] * 2
 
 
-@pytest.mark.slow
-def test_data_loader_workers_that_are_fresh_processes_load_all_batches(kernel: Kernel) -> None:
+def test_pools_of_processes_and_threads_work_in_ranks(kernel: Kernel) -> None:
     results = evaluate(
         kernel,
         """
-        def load():
-            import data
-            sums = []
-            for context in ("spawn", "forkserver"):
-                loader = torch.utils.data.DataLoader(
-                    data.Squares(), batch_size=2, num_workers=1, multiprocessing_context=context)
-                sums.append(sum(int(batch.sum()) for batch in loader))
-            return sums
-        list(notebook_launch(load, 2))
-        """,
-    )
-    assert results == [[140, 140]] * 2
-
-
-@pytest.mark.parametrize("start_method", FORKED)
-def test_pools_of_processes_and_threads_work_in_ranks(kernel: Kernel, start_method: str) -> None:
-    results = evaluate(
-        kernel,
-        f"""
         def increment(x):
             return x + 1
         def pools():
@@ -210,7 +132,7 @@ def test_pools_of_processes_and_threads_work_in_ranks(kernel: Kernel, start_meth
                 numbers += pool.map(increment, numbers)
             left = multiprocessing.Pool(1)  # Nobody closes it.
             return numbers + left.map(increment, [0])
-        list(notebook_launch(pools, 2, start_method={start_method!r}))
+        list(notebook_launch(pools, 2))
         """,
     )
     assert results == [[2, 3, 4, 9, 3, 4, 5, 10, 1]] * 2
@@ -236,11 +158,10 @@ def test_torch_compile_works_in_ranks(kernel: Kernel, tmp_path: Path) -> None:
 # The standard library, and what prints.
 
 
-@pytest.mark.parametrize("start_method", START_METHODS)
-def test_standard_library_works_in_a_rank(kernel: Kernel, start_method: str) -> None:
+def test_standard_library_works_in_a_rank(kernel: Kernel) -> None:
     results = evaluate(
         kernel,
-        f"""
+        """
         def use():
             import asyncio, faulthandler, signal, subprocess, tempfile
             async def talk():
@@ -260,17 +181,16 @@ def test_standard_library_works_in_a_rank(kernel: Kernel, start_method: str) -> 
                 file.seek(0)
                 dumped = "in use" in file.read()
             return talked, caught, echoed, empty, child, dumped
-        list(notebook_launch(use, 2, start_method={start_method!r}))
+        list(notebook_launch(use, 2))
         """,
     )
     caught = ["SIGUSR1", "SIGTERM", "SIGINT"]
     assert results == [(b"async\n", caught, b"echo\n", b"", b"['-c']\n", True)] * 2
 
 
-@pytest.mark.parametrize("start_method", FORKED)
-def test_what_logging_warnings_bars_children_and_late_threads_print_arrives(kernel: Kernel, start_method: str) -> None:
+def test_what_logging_warnings_bars_children_and_late_threads_print_arrives(kernel: Kernel) -> None:
     outcome = kernel.execute(
-        f"""
+        """
         def talk():
             import atexit, importlib.util, logging, subprocess, threading, warnings
             from tqdm import tqdm
@@ -292,7 +212,7 @@ def test_what_logging_warnings_bars_children_and_late_threads_print_arrives(kern
             threading.Thread(target=work).start()
             atexit.register(print, "at exit")
             return "returned"
-        notebook_launch(talk, 2, start_method={start_method!r})[0]
+        notebook_launch(talk, 2)[0]
         """
     )
     assert outcome.error is None, outcome.traceback
