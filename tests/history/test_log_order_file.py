@@ -67,10 +67,3 @@ def test_file_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 def test_file_that_another_program_changed_counts_as_none(content: bytes, tmp_path: Path) -> None:
     (tmp_path / LOG_ORDER).write_bytes(content)
     assert read_log_order(tmp_path, 5) == []
-
-
-def test_run_of_one_rank_has_no_such_file(tmp_path: Path) -> None:
-    run = launch(print, 1, args=("alone",), output="none", runs_folder=tmp_path, devices="cpu")
-    run.result(60)
-    assert not (tmp_path / run.id / LOG_ORDER).exists()
-    assert RecordedRun(tmp_path / run.id).log_order(5) == []

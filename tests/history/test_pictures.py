@@ -58,18 +58,6 @@ def test_large_image_is_made_smaller() -> None:
     assert max(len(encoded[1]), len(pillow[1])) <= MAX_BYTES
 
 
-def test_figure_is_its_png() -> None:
-    figures = pytest.importorskip("matplotlib.figure", reason="matplotlib is not installed")
-    assert pixels_of(figures.Figure(figsize=(1, 1), dpi=50)).shape == (50, 50, 4)
-
-
-@pytest.mark.parametrize(
-    "value", [1.0, "text", torch.zeros(3), np.zeros((2, 2)), np.zeros((2, 2, 5)), np.zeros((0, 2, 3))]
-)
-def test_report_refuses_arrays_that_are_not_pictures(value: Any) -> None:
-    assert encode_picture(value) is None
-
-
 def test_matrix_is_refused_with_the_way_to_show_it() -> None:
     with pytest.raises(
         TypeError,
@@ -218,11 +206,3 @@ def test_wide_or_ragged_table_is_shown_as_far_as_it_goes() -> None:
     wide = RunPicture(rank=0, step=0, time=0.0, name="wide", mime="text/csv", data=b"a,b\n1\n" + b",".join([b"x"] * 99))
     assert [len(row) for row in read_rows(wide, 10)] == [24, 24, 24]
     assert reported_html([wide]).count("<td") == 2 * 24
-
-
-def test_saved_record_has_the_newest_picture_of_each_name() -> None:
-    html = reported_html([picture(0), picture(1), picture(2, name="<b>")])
-    assert html.count("<img") == 2
-    assert "x, rank 0, step 1" in html
-    assert "&lt;b&gt;" in html
-    assert reported_html([]) == reported_html([picture(0, 1_000_000)]) == ""

@@ -202,11 +202,3 @@ def test_clock_ticks_between_updates(tab):
     tab.deliver(reset(run=run(seconds=59.0)))
     tab.page.wait_for_function("document.querySelector('.nbl-clock').textContent === '1 min 01 s'")
     assert tab.page.evaluate("running.interval.size") == 1
-
-
-def test_unknown_or_empty_messages_are_ignored(tab):
-    tab.deliver(reset())
-    before = tab.text(".nbl-monitor")
-    for message in (None, "text", 3, {}, {"type": "update"}, {"type": "of tomorrow", "ranks": [rank(0, step=99)]}):
-        tab.deliver(message)
-    assert tab.text(".nbl-monitor") == before

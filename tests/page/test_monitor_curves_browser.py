@@ -206,20 +206,6 @@ def test_memory_and_load_are_drawn_by_time(tab):
     assert section.is_hidden()
 
 
-def test_a_few_kilobytes_do_not_fill_the_axis_of_memory(tab):
-    tab.open("Memory and load")
-    tab.deliver(reset(usage=[curve("memory, GB", 0, [0.185644, 0.185650, 0.185654])]))
-    section = tab.page.get_by_role("region", name="Memory and load")
-    canvas = ".nbl-grid .nbl-plot-canvas:visible canvas"
-    section.scroll_into_view_if_needed()
-    tab.settle()
-    ink, height = tab.variable("--nbl-rank-0"), section.locator("canvas").evaluate("canvas => canvas.height")
-    assert tab.columns(canvas, ink, rows=(height // 4, 3 * height // 4))
-    assert not tab.columns(canvas, ink, rows=(0, height // 4))
-    # These charts keep their order: nothing can be pinned.
-    assert section.get_by_role("button", name="Pin").count() == 0
-
-
 def test_points_and_charts_are_downloaded(tab):
     tab.deliver(reset(curves=[curve('a "b", c', 0, [1.0, None]), curve("=1+1", 0, [1.0])]))
     with tab.page.expect_download() as csv:

@@ -137,15 +137,6 @@ def test_every_control_has_a_name_and_is_reached_by_the_tab_key(tab):
     assert [name for name in wanted if not any(re.match(name, address) for address in reached)] == []
 
 
-def test_canvas_out_of_sight_is_not_drawn(tab):
-    tab.page.set_viewport_size({"width": 1000, "height": 300})
-    tab.deliver(reset(curves=[curve("loss", 0, waves(100))], notices=["a\n" * 40]))
-    assert tab.find(PLOT).count() == 0
-    tab.find(".nbl-plot-canvas").scroll_into_view_if_needed()
-    tab.settle()
-    assert tab.find(PLOT).count() == 1
-
-
 def test_500_messages_in_one_frame_are_drawn_once(tab):
     tab.deliver(reset(curves=[curve("loss", 0, waves(100))]))
     flood = """async (message) => {

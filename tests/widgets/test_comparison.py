@@ -143,12 +143,6 @@ def test_notebook_shows_curves_and_tables(runs: list[Run]) -> None:
     assert re.search(r"threads_per_process +1 +null", bundle["text/plain"])
 
 
-def test_runs_without_metrics_are_compared_without_a_picture(runs: list[Run]) -> None:
-    bundle = compare(runs[2])._repr_mimebundle_()
-    assert set(bundle) == {"text/plain", "text/html"}
-    assert "<img" not in bundle["text/html"]
-
-
 def test_results_without_a_folder_are_compared_without_curves(runs: list[Run]) -> None:
     results = launch(print, 2, output="none", runs_folder=None).result()
     comparison = compare(runs[0], results)
@@ -163,26 +157,6 @@ def test_compare_accepts_ids_and_folders(runs: list[Run], folder: Path) -> None:
     comparison = compare(runs[0], folder / runs[1].id, str(folder / runs[1].id))
     assert [run.id for run in comparison.runs.values()] == [runs[0].id, runs[1].id, runs[1].id]
     assert comparison.samples_per_second["B"] == pytest.approx(compare(runs[1]).samples_per_second["A"])
-
-
-def test_live_run_is_compared_as_it_is_now() -> None:
-    def wait() -> None:
-        import time
-
-        from notebook_launcher import report, track
-
-        report(loss=1.0)
-        for _ in track(range(10**6)):
-            time.sleep(0.01)
-
-    run = launch(wait, 1, output="none")
-    while not run.metrics:
-        run.wait(0.01)
-    comparison = compare(run)
-    run.stop()
-    assert comparison.runs["A"].state == "running"
-    assert compare(run).runs["A"].state == "stopped"
-    assert "running" in repr(comparison)
 
 
 @pytest.mark.parametrize(

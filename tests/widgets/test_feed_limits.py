@@ -12,7 +12,6 @@ from notebook_launcher.history.curves import MAX_POINTS
 from notebook_launcher.history.schema import PhaseSpan, RankPhases, RankSnapshot
 from notebook_launcher.widgets.monitor import feeds
 from notebook_launcher.widgets.monitor.feed import Feed
-from notebook_launcher.widgets.monitor.monitor import interval_after
 from notebook_launcher.widgets.monitor.plot_feed import NEW_POINTS, json_number
 from tests.support.made_up_run import Drawn, Reader, points, size
 
@@ -77,11 +76,6 @@ def test_messages_of_64_ranks_are_bounded() -> None:
     assert update is not None
     assert size(update) < 1_000_000
     assert all(log["text"].endswith("z\n") for log in update["logs"])
-
-
-@pytest.mark.parametrize(("seconds", "expected"), [(0.001, 0.25), (0.06, 0.6), (5.0, 1.0)])
-def test_messages_that_cost_much_are_fewer(seconds: float, expected: float) -> None:
-    assert interval_after(seconds) == pytest.approx(expected)
 
 
 def test_curves_beyond_the_limit_are_left_out() -> None:

@@ -63,11 +63,6 @@ def test_selected_runs_are_compared(table: RunsTable) -> None:
     assert table.compared == ""
 
 
-def test_unknown_request_is_ignored(table: RunsTable) -> None:
-    table._receive("hello")
-    assert ask(table, "explode") == ""
-
-
 def test_list_without_a_front_end_is_a_table_of_html(home: Path) -> None:
     make_run(home, 1)
     with pytest.raises(NotImplementedError, match="no front end draws widgets here"):
