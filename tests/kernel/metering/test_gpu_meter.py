@@ -21,7 +21,6 @@ import ctypes, threading, time
 from notebook_launcher import launch
 from notebook_launcher.kernel import metering
 from notebook_launcher.machine import devices
-from notebook_launcher.widgets.monitor.feed import Feed
 left_open = ctypes.CDLL("libnvidia-ml.so.1").num_left_open
 metering.GPU_INTERVAL = 60
 
@@ -37,9 +36,9 @@ run._data.gpus = metering.GpuMeter((1, 0))  # This torch may have no CUDA: then 
 first = run.snapshot().ranks
 again = run.snapshot().ranks
 run._data.gpus._looked_at -= 60
-later = Feed(run).reset()["ranks"]
+later = run.snapshot().ranks
 print([(rank.gpu_memory, rank.gpu_utilization) for rank in first], [rank.gpu_memory for rank in again])
-print([(rank["gpu_memory"], rank["gpu_utilization"]) for rank in later], left_open())
+print([(rank.gpu_memory, rank.gpu_utilization) for rank in later], left_open())
 run.stop()
 print([(rank.gpu_memory, rank.gpu_utilization) for rank in run.ranks], left_open())
 """
