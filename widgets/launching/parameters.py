@@ -16,6 +16,7 @@ import inspect
 import json
 import math
 import os
+import sys
 import types
 import typing
 from collections import UserDict
@@ -168,12 +169,13 @@ def signature_parameters(function: Any) -> tuple[Parameter, ...]:
 
     A decorator's `*args, **kwargs` stand for the parameters of the function that it wraps.
     """
-    signature = _signature(function)
+    signature, names = _signature(function), _namespace(function)
     kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    if [each.kind for each in signature] == list(kinds) and (wrapped := _wrapped(function)) is not None:
-        return tuple(dataclasses.replace(each, is_behind_wrapper=True) for each in signature_parameters(wrapped))
-    names = _namespace(function)
-    return tuple(_parameter(each, names) for each in signature if each.kind not in kinds)
+    is_wrapper = [each.kind for each in signature] == [*kinds]
+    if is_wrapper:
+        signature = list(inspect.signature(function).parameters.values())  # That of the function that it wraps.
+    found = (_parameter(each, names) for each in signature if each.kind not in kinds)
+    return tuple(dataclasses.replace(each, is_behind_wrapper=is_wrapper) for each in found)
 
 
 def takes_any_name(function: Any) -> bool:
@@ -206,17 +208,6 @@ def _literal(text: str, read: Callable[[str], Any] = ast.literal_eval) -> Any:
         return MISSING
 
 
-def _wrapped(function: Any) -> Any:
-    """Return the function that a decorator has wrapped, bound as the wrapper is; None if there is none."""
-    if isinstance(function, functools.partial):
-        inner = _wrapped(function.func)
-        return None if inner is None else functools.partial(inner, *function.args, **function.keywords)
-    wrapped: Any = getattr(function, "__wrapped__", None)
-    if wrapped is not None and isinstance(function, types.MethodType):
-        return types.MethodType(wrapped, function.__self__)
-    return wrapped
-
-
 def _signature(function: Any) -> list[inspect.Parameter]:
     try:
         return list(called_signature(function).parameters.values())
@@ -228,11 +219,7 @@ def _namespace(function: Any) -> dict[str, Any]:
     """Return the globals that a function's string annotations are read in."""
     while isinstance(function, functools.partial):
         function = function.func
-    function = inspect.unwrap(function) if callable(function) else function
-    holder = getattr(function, "__init__" if isinstance(function, type) else "__func__", function)
-    if not hasattr(holder, "__globals__"):
-        holder = vars(type(holder)).get("__call__", holder)
-    return dict(getattr(holder, "__globals__", {}))
+    return vars(sys.modules.get(getattr(function, "__module__", ""), typing))
 
 
 def _parameter(parameter: inspect.Parameter, names: dict[str, Any]) -> Parameter:

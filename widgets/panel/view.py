@@ -81,11 +81,6 @@ class Field:
     """Word, value and tip of each choice."""
 
     @property
-    def name(self) -> str:
-        """Name of the option or argument."""
-        return self.key.removeprefix("arguments.")
-
-    @property
     def empty(self) -> str:
         """Grey text of an empty field: the value that it means."""
         if self.parameter is None:
@@ -249,7 +244,7 @@ class PanelView:
         """Return the value that each field shows, by the field's label."""
         words, plan = {}, self.state.plan
         for key, field in self.fields.items():
-            value = self.state.value_of(field.name) if field.parameter else getattr(self.state.config, key)
+            value = self.state.value_of(field.parameter.name) if field.parameter else getattr(self.state.config, key)
             if field.parameter:
                 words[field.label] = "not set" if value is MISSING else describe_value(value)
             elif key == "num_processes" and value is None:
@@ -273,7 +268,7 @@ class PanelView:
     def _value_of(self, field: Field) -> Any:
         """Return a value as its field shows it: if it was not given, a choice shows the environment's value."""
         if field.parameter is not None:
-            return self.state.value_of(field.name)
+            return self.state.value_of(field.parameter.name)
         value = getattr(self.state.config, field.key)
         return getattr(self.state.training, field.key, None) if value is None and field.kind != "text" else value
 
