@@ -11,7 +11,7 @@ import time
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-from notebook_launcher.compat import DistributedType, debug_launcher, notebook_launcher
+from notebook_launcher.compat import DistributedType, notebook_launcher
 
 RANDOM = """
 import importlib, os, sys
@@ -66,11 +66,6 @@ def test_runs_in_several_processes(tmp_path):
         ("0", f"2 {DistributedType.MULTI_CPU}"),  # as the enumerations of this Python are written
         ("1", f"2 {DistributedType.MULTI_CPU}"),
     ]
-
-
-def test_debug_launcher_runs_two_processes(tmp_path):
-    assert debug_launcher(write_rank, (tmp_path,)) is None
-    assert len(list(tmp_path.iterdir())) == 2
 
 
 @pytest.mark.slow
@@ -136,9 +131,8 @@ def test_arguments_that_cannot_work_are_refused(options, message):
         notebook_launcher(print, **options)
 
 
-@pytest.mark.parametrize(("name", "value"), [("PJRT_DEVICE", "TPU"), ("TPU_NAME", "local")])
-def test_tpu_is_refused_before_anything_starts(monkeypatch, name, value):
-    monkeypatch.setenv(name, value)
+def test_tpu_is_refused_before_anything_starts(monkeypatch):
+    monkeypatch.setenv("TPU_NAME", "local")
     with pytest.raises(ValueError, match=r"TPUs are not supported .* ranks compute on CPUs and NVIDIA GPUs"):
         notebook_launcher(print, num_processes=1)
 
@@ -174,11 +168,10 @@ def shared_states():
     return same, refused
 
 
-@pytest.mark.parametrize("num_processes", [1, 2])
-def test_newest_accelerator_is_shared(num_processes):
+def test_newest_accelerator_is_shared():
     from notebook_launcher import notebook_launch
 
-    for same, refused in notebook_launch(shared_states, num_processes, output="none"):
+    for same, refused in notebook_launch(shared_states, 2, output="none"):
         assert same
         assert "mixed_precision='no': an Accelerator of this process has 'bf16'" in refused
 

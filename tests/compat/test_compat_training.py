@@ -203,15 +203,12 @@ def restore(library: str, folder: str) -> Any:
     return [parameter.tolist() for parameter in inner.parameters()], momentum
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2])
-def test_both_libraries_write_the_same_files_and_read_each_others(ranks, num_ranks, tmp_path):
+def test_both_libraries_write_the_same_files_and_read_each_others(ranks, tmp_path):
     folders = {library: tmp_path / library for library in LIBRARIES}
-    files = {library: ranks.run(num_ranks, save, library, str(folder))[0] for library, folder in folders.items()}
+    files = {library: ranks.run(2, save, library, str(folder))[0] for library, folder in folders.items()}
     theirs, ours = (set(files[library]) for library in LIBRARIES)
     assert theirs <= ours
-    restored = [
-        ranks.run(num_ranks, restore, reader, str(folder)) for reader in LIBRARIES for folder in folders.values()
-    ]
+    restored = [ranks.run(2, restore, reader, str(folder)) for reader in LIBRARIES for folder in folders.values()]
     assert all(weights == restored[0] for weights in restored)
 
 
@@ -239,9 +236,8 @@ def resume(library: str, folder: str, num_skipped: int | None) -> list[list[int]
     return seen
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2])
-def test_loader_restarts_its_epoch_after_load_state_as_accelerates_does(ranks, num_ranks, tmp_path):
-    theirs, ours = (ranks.run(num_ranks, resume, library, str(tmp_path / library), None) for library in LIBRARIES)
+def test_loader_restarts_its_epoch_after_load_state_as_accelerates_does(ranks, tmp_path):
+    theirs, ours = (ranks.run(2, resume, library, str(tmp_path / library), None) for library in LIBRARIES)
     assert list(ours) == list(theirs)
     for seen in zip(*ours, strict=True):
         assert sorted(number for numbers in seen for number in numbers) == list(range(12))
@@ -322,7 +318,6 @@ def accumulate_with_a_loader_of_the_function(library: str) -> list[float]:
     return found
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2])
-def test_windows_end_with_a_loader_that_the_function_prepared(ranks, num_ranks):
-    theirs, ours = (ranks.run(num_ranks, accumulate_with_a_loader_of_the_function, library) for library in LIBRARIES)
+def test_windows_end_with_a_loader_that_the_function_prepared(ranks):
+    theirs, ours = (ranks.run(2, accumulate_with_a_loader_of_the_function, library) for library in LIBRARIES)
     assert list(ours) == list(theirs)

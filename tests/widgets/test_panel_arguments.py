@@ -23,7 +23,6 @@ pytestmark = pytest.mark.usefixtures("small_machine")
     ("annotation", "default", "kind", "optional"),
     [
         (int, 3, "int", False),
-        (float, 1, "float", False),
         ("float", 0.1, "float", False),
         ("int | None", None, "int", True),
         (Union[str, None], None, "str", True),  # noqa: UP007 - as older code says it
@@ -35,8 +34,6 @@ pytestmark = pytest.mark.usefixtures("small_machine")
         ("Optimizer", MISSING, "choice", False),
         (MISSING, 3, "int", False),
         (MISSING, 0.5, "float", False),
-        (MISSING, True, "bool", False),
-        (MISSING, "a", "str", False),
         (MISSING, Optimizer.ADAM, "choice", False),
         (MISSING, (1, 2), "literal", False),
         (MISSING, None, "literal", True),
@@ -128,13 +125,12 @@ def test_arguments_are_set_by_typing_and_choosing():
     [
         ("lr", "fast", "Enter a number."),
         ("epochs", "1.5", "Enter a whole number."),
-        ("epochs", "True", "Enter a whole number."),
+        ("path", "'data", "Enter a Python literal, such as 3"),
         ("sizes", "[1,", "Enter a Python literal, such as 3, 'text' or [1, 2]."),
-        ("sizes", "words", "Enter a Python literal, such as 3, 'text' or [1, 2]."),
     ],
 )
 def test_typed_argument_without_a_value_is_refused(name, typed, message):
-    def function(lr=0.1, epochs=3, sizes=(1, 2)):
+    def function(lr=0.1, epochs=3, sizes=(1, 2), path=None):
         pass
 
     panel = ConfigPanel(function)
@@ -148,10 +144,8 @@ def test_typed_argument_without_a_value_is_refused(name, typed, message):
 @pytest.mark.parametrize(
     ("annotation", "right", "wrong", "words"),
     [
-        (list, "[1, 'a']", "5", "Enter a literal of type list, such as [1, 2]."),
         (list[int], "[1]", "(1, 2)", "Enter a literal of type list[int], such as [1, 2]."),
         ("list[float] | None", "[1, 0.5]", "(1, 2)", "of type list[float]"),
-        (dict[str, int], "{'a': 1}", "[1]", "Enter a literal of type dict[str, int], such as {'a': 1}."),
         (tuple[int, str], "(1, 'a')", "[1, 2]", "of type tuple[int, str], such as (1, 2)."),
         (frozenset[int], "{1}", "[1]", "of type frozenset[int]"),
         (Sequence[str], "('a',)", "'a'", "of type Sequence[str]"),
@@ -167,14 +161,6 @@ def test_typed_container_has_the_type_of_the_annotation(annotation, right, wrong
     assert parameter.parse(right) == ast.literal_eval(right)
     with pytest.raises(ValueError, match=re.escape(words)):
         parameter.parse(wrong)
-
-
-def test_code_that_this_machine_cannot_run_names_the_field_to_fix():
-    panel = ConfigPanel(train)
-    type_in(panel, "num_processes", "65")
-    assert "Fix Processes to run this code on this machine." in panel.form["code"]["note"]
-    type_in(panel, "num_processes", "2")
-    assert "Fix " not in panel.form["code"]["note"]
 
 
 def test_required_argument_that_cannot_be_typed_comes_from_code():
@@ -217,18 +203,14 @@ def test_unknown_argument_is_refused():
     ("annotation", "default", "typed", "value", "note"),
     [
         (MISSING, None, "data/train.csv", "data/train.csv", 'Read as the text "data/train.csv".'),
-        (MISSING, None, '"3"', "3", ""),
         (MISSING, None, "3", 3, 'Read as a number. Write "3" for a text.'),
         (MISSING, None, "[1, 2]", [1, 2], ""),
         (MISSING, None, "true", "true", "Write True for the truth value."),
         (MISSING, None, "True", True, ""),
-        (MISSING, None, "None", None, ""),
         ("int | str", 1, "auto", "auto", 'Read as the text "auto".'),
         ("str | None", None, "None", "None", 'Read as the text "None". Empty the field for None.'),
         ("str", "x", "'y'", "'y'", "The quotes are read as part of the text. Leave them out."),
-        ("str | Path", "x", "y", "y", ""),
         ("Path | None", None, "a b/c", Path("a b/c"), ""),
-        (MISSING, Path("x"), "y", Path("y"), ""),
     ],
 )
 def test_bare_words_are_read_as_text_where_a_text_may_be_meant(annotation, default, typed, value, note):
@@ -245,20 +227,11 @@ def test_bare_words_are_read_as_text_where_a_text_may_be_meant(annotation, defau
     assert bool(note) or "Read" not in note_of(panel, "path")
 
 
-@pytest.mark.parametrize("typed", ["[1", "{'a'", "'data", '"data', "(1,"])
-def test_broken_literal_is_not_read_as_a_text(typed):
-    panel = ConfigPanel(lambda path=None: 0)
-    type_in(panel, "path", typed)
-    assert "Enter a Python literal, such as 3" in note_of(panel, "path")
-
-
 @pytest.mark.parametrize(
     ("default", "annotation", "value", "note"),
     [
         (0.1, "float", 0.1, "Empty means 0.1."),
-        (3, "int | None", None, "Empty means None."),
         ("x", "str", "", 'Empty means "".'),
-        ("x", "str | None", None, "Empty means None."),
         ((1, 2), "tuple", (1, 2), "Empty means (1, 2)."),
     ],
 )
@@ -274,14 +247,6 @@ def test_emptied_field_names_the_value_that_it_means(default, annotation, value,
     assert field(panel, "x")["value"] == ""
     assert panel.view.state.value_of("x") == value
     assert note in note_of(panel, "x")
-
-
-def test_emptied_option_names_the_value_that_it_means():
-    panel = ConfigPanel(train, 2, seed=3)
-    type_in(panel, "num_processes", "")
-    type_in(panel, "seed", "")
-    assert "Empty means 2 (automatic). 64 at most" in note_of(panel, "num_processes")
-    assert "Empty means the random state of the kernel." in note_of(panel, "seed")
 
 
 def test_list_of_choices_shows_the_value_that_is_set():
@@ -307,6 +272,7 @@ def test_code_is_withheld_from_the_clipboard_while_a_field_is_wrong():
     assert "Fix Seed and lr to bring this code up to date." in panel.form["code"]["note"]
     required = ConfigPanel(lambda data: 0)
     assert "Fix data to bring this code up to date." in required.form["code"]["note"]
+    assert "Fix Processes to run this code on this machine." in ConfigPanel(train, 65).form["code"]["note"]
 
 
 def test_code_of_a_panel_without_a_name_asks_for_one(names):
@@ -336,10 +302,6 @@ def test_launch_by_code_warns_of_a_function_that_was_defined_again(names):
     with pytest.warns(UserWarning, match=r"loop was defined again.* launches the earlier loop.*panel.launch\(loop\)"):
         assert list(panel.launch().result()) == [1]
     assert list(panel.launch(names["loop"]).result()) == [2]
-
-
-def test_disabled_stop_button_reports_that_there_is_no_run():
-    assert ConfigPanel(train).stop_button.tooltip == "There is no run to stop."
 
 
 def test_function_that_cannot_be_launched_disables_launch():

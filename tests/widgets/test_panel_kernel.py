@@ -117,29 +117,23 @@ def sent(kernel: Kernel, comm_id: str) -> list[str]:
     return [content.get("type", "") for content in mine]
 
 
-def test_panel_is_shown_as_a_widget_with_a_text(kernel: Kernel, cell: str) -> None:
+def test_click_on_launch_runs_with_the_values_of_the_fields_and_writes_into_the_panels_cell(
+    kernel: Kernel, cell: str
+) -> None:
     shown, kept = (content["data"] for content in kernel.outcome(cell).displays[:2])
     assert "notebook_launch(train, 2)" in kept["text/html"]
     assert shown["text/plain"] == "<ConfigPanel(train): not launched yet>"
     assert shown["application/vnd.jupyter.widget-view+json"]["model_id"] == evaluate(kernel, "panel.model_id")
-
-
-def test_click_on_launch_runs_with_the_values_of_the_fields(kernel: Kernel, cell: str) -> None:
-    status = evaluate(kernel, 'panel._receive({"type": "put", "key": "arguments.lr", "value": "0.5"}); run_by_click()')
-    assert "✓ train: done in " in status
-    assert evaluate(kernel, "list(panel.results), panel.run.config.num_processes") == ([0.5, 1.0], 2)
-    assert evaluate(kernel, "panel.running['monitor'] == panel.run_area.monitor.model_id, panel.folded") == (
-        True,
-        True,
-    )
-
-
-def test_output_and_picture_of_a_run_come_to_the_panels_cell(kernel: Kernel, cell: str) -> None:
     before = set(final(kernel.outcome(cell)))
-    msg_id = kernel.start('panel.arguments["lr"] = 0.25; panel.launch_button.click()')
-    shown = kernel.wait(cell, until=lambda cell: "lr is 0.25" in cell.stdout and new_picture(cell, before, "done, "))
-    assert re.match(r'<div data-nbl-kept="\w+"><style>[^<]+</style><details ', new_picture(shown, before)["text/html"])
+    msg_id = kernel.start(
+        'panel._receive({"type": "put", "key": "arguments.lr", "value": "0.25"}); status = run_by_click()'
+    )
+    ended = kernel.wait(cell, until=lambda cell: "lr is 0.25" in cell.stdout and new_picture(cell, before, "done, "))
+    assert re.match(r'<div data-nbl-kept="\w+"><style>[^<]+</style><details ', new_picture(ended, before)["text/html"])
     assert kernel.wait(msg_id).stdout == ""
+    assert "✓ train: done in " in evaluate(kernel, "status")
+    assert evaluate(kernel, "list(panel.results), panel.run.config.num_processes") == ([0.25, 0.5], 2)
+    assert evaluate(kernel, "panel.running['monitor'] == panel.run_area.monitor.model_id, panel.folded") == (True, True)
 
 
 def new_picture(cell: Outcome, before: set[str], says: str = "") -> Any:
@@ -147,29 +141,6 @@ def new_picture(cell: Outcome, before: set[str], says: str = "") -> Any:
     shown = final(cell)
     pictures = [shown[key] for key in shown if key not in before]
     return pictures[-1] if pictures and f">train on 2 ranks: {says}" in pictures[-1].get("text/html", "") else None
-
-
-def test_folded_picture_stands_below_the_panel_of_a_live_run(kernel: Kernel, cell: str) -> None:
-    before = set(final(kernel.outcome(cell)))
-    evaluate(kernel, 'panel.arguments["endless"] = True; panel.launch_button.click(); 0')
-    shown = kernel.wait(cell, until=lambda cell: new_picture(cell, before, "running"))
-    assert "<img" in new_picture(shown, before)["text/html"]
-    evaluate(
-        kernel,
-        'over = Waiting(panel.launch_button, "disabled", lambda is_off: not is_off)\npanel.run.stop(); over.wait(); 0',
-    )
-    shown = kernel.wait(cell, until=lambda cell: new_picture(cell, before, "stopped"))
-    assert len(set(final(shown)) - before) == 1
-
-
-def test_second_click_on_launch_starts_nothing(kernel: Kernel, cell: str) -> None:
-    before = kernel.outcome(cell).stdout.count("train: 2 CPU ranks")
-    evaluate(kernel, 'over = Waiting(panel.launch_button, "disabled", lambda is_off: not is_off); 0')
-    click(kernel, "launch")
-    click(kernel, "launch")
-    kernel.execute("over.wait()")
-    assert evaluate(kernel, "panel.run.state, panel.run_area.error") == ("done", [])
-    assert kernel.outcome(cell).stdout.count("train: 2 CPU ranks") == before + 1
 
 
 def test_failure_is_shown_above_the_monitor_and_launch_is_enabled_again(kernel: Kernel) -> None:
@@ -182,12 +153,10 @@ def test_failure_is_shown_above_the_monitor_and_launch_is_enabled_again(kernel: 
     assert "raise ValueError(" in reset
     outcome = kernel.execute("panel.results")
     assert outcome.error == "ValueError: bo<b>o</b>m"
-    status = evaluate(kernel, 'panel.arguments["fails"] = False; run_by_click()')
-    assert "done in" in status
-    assert evaluate(kernel, "panel.run_area.error") == []
 
 
-def test_stop_asks_and_then_kills(kernel: Kernel) -> None:
+def test_stop_asks_and_then_kills_and_a_folded_picture_stands_below_the_panel(kernel: Kernel, cell: str) -> None:
+    before = set(final(kernel.outcome(cell)))
     evaluate(
         kernel,
         'panel.arguments["endless"] = True\n'
@@ -195,23 +164,22 @@ def test_stop_asks_and_then_kills(kernel: Kernel) -> None:
         'over = Waiting(panel.launch_button, "disabled", lambda is_off: not is_off)\n'
         "panel.launch_button.click(); can_stop.wait(); 0",
     )
-    first = panel_run(kernel)
+    first = evaluate(kernel, "panel.run.id")
     assert evaluate(kernel, "panel.results, panel.launch_button.disabled") == (None, True)
     evaluate(kernel, "panel.launch_button.click(); 0")  # harmless while a run goes on
-    assert panel_run(kernel) == first
+    assert evaluate(kernel, "panel.run.id") == first
+    shown = kernel.wait(cell, until=lambda cell: new_picture(cell, before, "running"))
+    assert "<img" in new_picture(shown, before)["text/html"]
     assert evaluate(kernel, "panel.stop_button.click(); panel.stop_button.description") == "Kill"
     evaluate(kernel, "panel.stop_button.click(); over.wait(); 0")
     assert evaluate(kernel, "panel.run.state, panel.stop_button.disabled") == ("stopped", True)
     assert "train: stopped after" in evaluate(kernel, "panel.run_area.status_text")
+    shown = kernel.wait(cell, until=lambda cell: new_picture(cell, before, "stopped"))
+    assert len(set(final(shown)) - before) == 1
 
 
-def panel_run(kernel: Kernel) -> str:
-    return str(evaluate(kernel, "panel.run.id"))
-
-
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_every_start_method_works_from_a_click(kernel: Kernel, method: str) -> None:
-    code = f"panel.config = type(panel.config)(num_processes=1, start_method={method!r}); run_by_click()"
+def test_run_forked_from_the_kernel_works_from_a_click(kernel: Kernel) -> None:
+    code = 'panel.config = type(panel.config)(num_processes=1, start_method="fork"); run_by_click()'
     assert "done in" in evaluate(kernel, code)
 
 
@@ -233,7 +201,7 @@ def test_shown_panel_reports_after_the_cell_that_defines_its_function_again(kern
 
 
 def test_status_of_a_run_gives_way_to_a_field_that_has_to_be_fixed(kernel: Kernel) -> None:
-    evaluate(kernel, "run_by_click()")
+    evaluate(kernel, "bool(panel.run or run_by_click())")
     put = 'panel._receive({"type": "put", "key": "seed", "value": %r})\n'
     typed = put % "x" + "said = panel.run_area.status_text\n" + put % "1"
     said, then = evaluate(kernel, typed + "said, panel.run_area.status_text")
@@ -266,10 +234,18 @@ def test_launch_from_code_writes_into_its_own_cell_and_is_shown_in_the_panel(ker
     assert evaluate(kernel, 'over = Waiting(panel.launch_button, "disabled", bool); run.stop(); run.state') == "stopped"
 
 
-def test_runs_leave_no_thread_and_no_process(kernel: Kernel) -> None:
+def test_second_click_on_launch_starts_nothing_and_a_run_leaves_no_thread_and_no_process(
+    kernel: Kernel, cell: str
+) -> None:
     evaluate(kernel, "run_by_click()")
+    before = kernel.outcome(cell).stdout.count("train: 2 CPU ranks")
     with unchanged(kernel):
-        assert "done in" in evaluate(kernel, "run_by_click()")
+        evaluate(kernel, 'over = Waiting(panel.launch_button, "disabled", lambda is_off: not is_off); 0')
+        click(kernel, "launch")
+        click(kernel, "launch")
+        kernel.execute("over.wait()")
+    assert evaluate(kernel, "panel.run.state, panel.run_area.error") == ("done", [])
+    assert kernel.outcome(cell).stdout.count("train: 2 CPU ranks") == before + 1
 
 
 AGAIN = """
@@ -318,7 +294,7 @@ def test_panel_of_a_cell_that_is_run_again_adopts_the_live_run(kernel: Kernel) -
 
 
 def test_panel_of_a_cell_that_is_run_again_adopts_a_run_that_is_starting(kernel: Kernel) -> None:
-    cell = "slow = ConfigPanel(loop, 2, start_method='spawn'); slow"
+    cell = "slow = ConfigPanel(loop, 1, start_method='spawn'); slow"
     kernel.execute(AGAIN)
     kernel.execute(cell)
     kernel.execute("slow.launch_button.click(); first = slow")
@@ -329,16 +305,6 @@ def test_panel_of_a_cell_that_is_run_again_adopts_a_run_that_is_starting(kernel:
     assert evaluate(kernel, "slow.run.wait(30) and slow.run is first.run and slow.run.state") == "stopped"
 
 
-def test_panel_takes_no_run_of_a_panel_that_is_still_shown(kernel: Kernel) -> None:
-    kernel.execute(AGAIN)
-    kernel.execute("elsewhere = again; again")
-    start_by_click(kernel, "again")
-    kernel.execute(AGAIN)
-    assert evaluate(kernel, "again is elsewhere, again.run, elsewhere.stop_button.disabled") == (False, None, False)
-    assert evaluate(kernel, "elsewhere.comm is not None")
-    assert evaluate(kernel, "elsewhere.run.stop()")
-
-
 def test_each_panel_of_a_cell_adopts_the_run_of_its_function(kernel: Kernel) -> None:
     cell = f"other = ConfigPanel(train, 2)\ndisplay(other)\n{AGAIN}"
     kernel.execute(cell)
@@ -346,7 +312,10 @@ def test_each_panel_of_a_cell_adopts_the_run_of_its_function(kernel: Kernel) -> 
     kernel.execute("first, idle = again, other")
     assert kernel.execute(cell).error is None
     assert evaluate(kernel, "again.run is first.run, other.run, idle.comm, first.comm") == (True, None, None, None)
-    assert evaluate(kernel, "again.run.stop()")
+    kernel.execute("elsewhere = again; again")
+    kernel.execute(AGAIN)  # another cell: the panel that is still shown keeps its run
+    assert evaluate(kernel, "again is elsewhere, again.run, elsewhere.stop_button.disabled") == (False, None, False)
+    assert evaluate(kernel, "elsewhere.comm is not None and elsewhere.run.stop()")
 
 
 def test_panels_of_a_cell_that_is_run_again_leave_no_comm_and_no_thread(kernel: Kernel) -> None:

@@ -17,21 +17,13 @@ pytestmark = pytest.mark.usefixtures("small_machine")
     ("name", "typed", "value"),
     [
         ("num_processes", "2", 2),
-        ("gradient_accumulation_steps", " 8 ", 8),
         ("max_grad_norm", "0.5", 0.5),
-        ("seed", "7", 7),
-        ("shard", "1", 1),
         ("timeout", "1e3", 1000.0),
-        ("max_restarts", "1", 1),
         ("max_grad_norm", "None", None),
-        ("num_processes", "", None),
         ("backend", 1, "gloo"),
         ("comm_hook", 2, "bf16"),
-        ("idle_timeout", "60", 60.0),
         ("resume", 1, "checkpoint"),
         ("preemption_signal", 2, "SIGUSR1"),
-        ("gradient_accumulation_steps", "1", 1),
-        ("gradient_accumulation_steps", "", None),
         ("gradient_accumulation_steps", "1e3", 1000),
         ("num_processes", "2.0", 2),
     ],
@@ -76,23 +68,15 @@ def test_segment_sets_its_option(name, word, value):
     ("name", "typed", "message"),
     [
         ("num_processes", "two", "Enter a whole number, 1 or more."),
-        ("num_processes", "0", "Enter a whole number, 1 or more."),
-        ("num_processes", "-3", "Enter a whole number, 1 or more."),
         ("num_processes", "True", "Enter a whole number, 1 or more."),
-        ("num_processes", "[2]", "Enter a whole number, 1 or more."),
         ("gradient_accumulation_steps", "1.5", "Enter a whole number, 1 or more."),
-        ("gradient_accumulation_steps", "1,5", "Enter a whole number, 1 or more."),
         ("max_restarts", "None", "Enter a whole number, 0 or more."),
         ("num_processes", "1000", "Enter 64 or less: this machine has 2 CPU cores."),
-        ("shard", "0", "Enter a whole number, 1 or more."),
         ("shard", "3", "2 / 3 is not a whole number of replicas. It can be 1, 2"),
         ("seed", "-1", "Enter a whole number, 0 to 4,294,967,295."),
-        ("seed", "4294967296", "Enter a whole number, 0 to 4,294,967,295."),
         ("timeout", "inf", "Enter a number above 0."),
-        ("timeout", "nan", "Enter a number above 0."),
-        ("timeout", "0", "Enter a number above 0."),
         ("max_grad_norm", "x", "Enter a number above 0."),
-        ("backend", 2, "Choose auto or gloo: nccl needs a GPU for each process (no GPU found)."),
+        ("backend", "nccl (no GPU found)", "Choose auto or gloo: nccl needs a GPU for each process (no GPU found)."),
     ],
 )
 def test_invalid_value_is_noted_at_its_field_and_disables_launch(name, typed, message):
@@ -115,18 +99,12 @@ def test_invalid_value_is_noted_at_its_field_and_disables_launch(name, typed, me
 def test_mistake_in_one_field_survives_typing_in_another():
     panel = ConfigPanel(train)
     type_in(panel, "seed", "abc")
+    type_in(panel, "timeout", "1e3")
     type_in(panel, "num_processes", "2")
-    assert field(panel, "seed")["value"] == "abc"
+    assert [field(panel, name)["value"] for name in ("seed", "timeout")] == ["abc", "1e3"]
     assert list(panel.problems) == ["seed"]
     assert panel.form["remark"] == "1 to fix"
     assert (panel.config.seed, panel.config.num_processes) == (None, 2)
-
-
-def test_typed_text_stays_as_typed():
-    panel = ConfigPanel(train)
-    type_in(panel, "timeout", "1e3")
-    type_in(panel, "seed", "3")
-    assert field(panel, "timeout")["value"] == "1e3"
 
 
 def test_config_can_be_set_and_observed():
@@ -222,16 +200,3 @@ def test_unsupported_precisions_are_grey(on, on_machine, grey, reason):
         panel.config = LaunchConfig(mixed_precision=grey[0])
         assert field(panel, "mixed_precision")["level"] == "warning"
         assert panel.problems == {}  # It runs, if slowly; who says so in code is not stopped.
-
-
-def test_refusal_of_the_machine_is_noted_at_its_field(on):
-    on(16, 2)
-    panel = ConfigPanel(train, 4, backend="nccl")
-    assert "Enter 2 or less, or choose gloo as backend: nccl needs a GPU for each process." in note_of(
-        panel, "num_processes"
-    )
-    assert panel.launch_button.disabled
-
-
-def test_backends_that_need_a_gpu_show_the_reason():
-    assert "nccl (no GPU found)" in words_of(ConfigPanel(train), "backend")
