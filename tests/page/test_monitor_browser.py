@@ -202,3 +202,20 @@ def test_clock_ticks_between_updates(tab):
     tab.deliver(reset(run=run(seconds=59.0)))
     tab.page.wait_for_function("document.querySelector('.nbl-clock').textContent === '1 min 01 s'")
     assert tab.page.evaluate("running.interval.size") == 1
+
+
+OPERATED = {"button", "checkbox", "combobox", "link", "searchbox", "slider", "spinbutton", "tab", "textbox", "image"}
+
+
+def test_screen_reader_gets_a_name_for_every_control_and_plot_of_every_tab(tab):
+    tab.deliver(reset(curves=[curve("loss", values=[3.0, 2.0, 0.5])], lanes=LANES, logs=[log(0, "hello")]))
+    session = tab.page.context.new_cdp_session(tab.page)
+    spoken = set()
+    for each in tab.find(".nbl-tabs").first.get_by_role("tab").all():
+        each.click()
+        nodes = session.send("Accessibility.getFullAXTree")["nodes"]  # Chromium's, which a screen reader reads aloud.
+        seen = [node for node in nodes if not node["ignored"]]
+        spoken |= {(node["role"]["value"].lower(), node.get("name", {}).get("value", "").strip()) for node in seen}
+    assert [role for role, name in spoken if role in OPERATED and not name] == []
+    assert {"searchbox", "slider", "spinbutton", "combobox", "image"} <= {role for role, _ in spoken}
+    assert ("image", "loss, last value 0.5. Arrow keys read values, plus and minus zoom, Escape shows all.") in spoken
