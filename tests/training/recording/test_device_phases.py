@@ -141,21 +141,6 @@ def test_function_that_ends_before_its_device_has_the_phases_of_the_program(devi
     assert sum(record.samples for record in device.sent) == 0  # They have not arrived; their memory may hold anything.
 
 
-def test_device_is_asked_nothing_while_a_graph_is_captured(device: Device) -> None:
-    device.update(forward=0.5, backward=0.5, wait=0.5)
-    device.now = device.done
-    device.is_capturing = True
-    for _ in range(3):
-        device.now += 1.0
-        device.clock.mark("forward")
-    assert not device.sent
-    device.is_capturing = False
-    device.now += 1.0
-    device.clock.mark("forward")
-    assert device.sums()["backward"] == pytest.approx(0.5, rel=0.02)
-    assert sum(record.windows for record in device.sent) == 1
-
-
 def test_device_that_never_answers_costs_bounded_memory(device: Device) -> None:
     device.compute(1e9)
     for _ in range(10_000):

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from notebook_launcher import Session, launch, reporting
+from notebook_launcher import Session, launch
 from notebook_launcher.history.summaries import share_done
 from notebook_launcher.kernel.run.live_values import LiveValues
 from notebook_launcher.training.recording import phases
-from notebook_launcher.training.recording.phases import PHASES, PhaseClock, make_clock
+from notebook_launcher.training.recording.phases import PHASES, PhaseClock
 from tests.support.toy_training import session_fixture
 
 session = session_fixture(2)
@@ -81,14 +81,6 @@ def test_records_are_few_and_bounded_and_lose_nothing_of_the_sums(line: Line) ->
     assert newest == ("backward", line.now - 2**-10, 2**-10)
     starts = [start for record in line.sent for _, start, _ in record.spans]
     assert starts == sorted(set(starts))
-
-
-def test_time_between_two_calls_belongs_to_no_phase(line: Line) -> None:
-    line.clock.flush()
-    line.spend(data=60.0, forward=0.5)
-    line.clock.flush()
-    (record,) = line.sent
-    assert (record.seconds["data"], record.seconds["forward"]) == (0.0, 0.5)
 
 
 def begin_backward(line: Line, *, syncs: bool) -> bool:
@@ -179,37 +171,6 @@ def test_run_knows_each_ranks_phases(session: Session) -> None:
             assert all(span.start > 0 for span in known.spans)
 
 
-def fail_in_forward() -> None:
-
-    clock = make_clock()
-    assert clock is not None
-    clock.mark("data")
-    clock.mark("forward")
-    raise ValueError("boom")
-
-
-def test_function_that_fails_reports_its_phases(session: Session) -> None:
-    run = session.launch(fail_in_forward)
-    with pytest.raises(ValueError, match="boom"):
-        run.result()
-    assert all(known.counts["forward"] == 1 for known in run.phases.values())
-
-
-def loop(total: int | None) -> None:
-
-    for done in range(1, 1001):
-        reporting.progress(done, total)
-
-
-@pytest.mark.parametrize("total", [1000, None])
-def test_loop_that_cannot_be_wrapped_reports_its_progress(total: int | None) -> None:
-    run = launch(loop, 1, args=(total,), output="none")
-    run.result()
-    (rank,) = run.ranks
-    assert (rank.done, rank.total) == ((1000, 1000) if total else (rank.done, None))
-    assert rank.done
-
-
 def loop_of_known_length() -> None:
     from notebook_launcher import report, track
 
@@ -228,20 +189,6 @@ def test_reported_number_of_steps_tells_what_part_of_the_run_is_done() -> None:
     (rank,) = run.ranks
     assert (rank.total, rank.description) == (80, "whole run")
     assert 0 < (share_done(run.snapshot()) or 0) <= 0.5
-
-
-def loop_until_stopped() -> None:
-    import itertools
-
-    for done in itertools.count(1):
-        reporting.progress(done)
-
-
-def test_progress_loop_stops_between_two_items(session: Session) -> None:
-    run = session.launch(loop_until_stopped)
-    while not all(rank.done for rank in run.ranks):
-        run.wait(0.01)
-    assert run.stop() == "ask"
 
 
 def test_prepared_loader_reports_its_progress() -> None:

@@ -69,19 +69,6 @@ def test_schedule_leaves_its_newest_whole_cycle(tmp_path: Path) -> None:
     assert operators(tmp_path / "profile_0.json").count("aten::full") == 2
 
 
-def test_trace_that_the_user_exports_is_not_exported_twice(tmp_path: Path) -> None:
-    def export(profile: Any) -> None:
-        profile.export_chrome_trace(str(tmp_path / "mine.json"))
-
-    options = ProfileKwargs(activities=["cpu"], on_trace_ready=export, output_trace_dir=str(tmp_path))
-    with (
-        pytest.warns(UserWarning, match=r"profile_0.json was not written: .* did on_trace_ready= export it already\?"),
-        build_profiler(options),
-    ):
-        work()
-    assert "aten::mm" in operators(tmp_path / "mine.json")
-
-
 def test_unknown_activity_is_refused() -> None:
     with pytest.raises(ValueError, match=r"activities holds 'cdua', which is unknown. Did you mean 'cuda'\?"):
         build_profiler(ProfileKwargs(activities=["cdua"]))

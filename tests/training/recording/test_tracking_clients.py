@@ -96,55 +96,18 @@ def test_mlflow_keeps_curves_in_a_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_trackio_keeps_metrics_on_this_machine(tmp_path: Path) -> None:
-    def read(run: Any) -> Any:
-        return run.config["lr"]
-
-    place = {"TRACKIO_DIR": str(tmp_path / "trackio")}
-    assert logged("trackio", tmp_path, read, {"embed": False}, place) == 0.1
-    assert list((tmp_path / "trackio").rglob("digits*"))
-
-
-@pytest.mark.slow
-def test_swanlab_keeps_metrics_offline(tmp_path: Path) -> None:
-    def read(_: Any) -> Any:
-        import swanlab
-
-        return swanlab.config["lr"]
-
-    arguments = {"mode": "offline", "logdir": str(tmp_path / "swanlab")}
-    assert logged("swanlab", tmp_path, read, arguments) == 0.1
-    assert [path for path in (tmp_path / "swanlab").rglob("*") if path.is_file()]
-
-
-@pytest.mark.slow
-def test_comet_keeps_an_archive_offline(tmp_path: Path) -> None:
-    def read(experiment: Any) -> Any:
-        return experiment.get_parameter("lr")
-
-    arguments = {"online": False, "experiment_config": None}
-    place = {"COMET_OFFLINE_DIRECTORY": str(tmp_path / "comet"), "COMET_API_KEY": "none"}
-    assert logged("comet_ml", tmp_path, read, arguments, place) == 0.1
-    assert list((tmp_path / "comet").glob("*.zip"))
-
-
-@pytest.mark.slow
-def test_clearml_keeps_a_task_offline(tmp_path: Path) -> None:
-    def read(task: Any) -> Any:
-        return task.get_offline_mode_folder() is not None
-
-    place = {"CLEARML_OFFLINE_MODE": "1", "CLEARML_CACHE_DIR": str(tmp_path)}
-    arguments = {"auto_connect_frameworks": False, "auto_resource_monitoring": False}
-    assert logged("clearml", tmp_path, read, arguments, place)
-
-
-@pytest.mark.slow
-def test_aim_keeps_a_repository(tmp_path: Path) -> None:
-    def read(run: Any) -> Any:
-        return run["hparams"]["lr"]
-
-    assert logged("aim", tmp_path, read) == 0.1
-    assert (tmp_path / ".aim").is_dir()
+@pytest.mark.parametrize(
+    ("name", "init_kwargs", "env", "kept"),
+    [
+        ("trackio", {"embed": False}, {"TRACKIO_DIR": "trackio"}, "trackio/**/digits*"),
+        ("swanlab", {"mode": "offline", "logdir": "swanlab"}, {}, "swanlab/**/*"),
+        ("comet_ml", {"online": False, "experiment_config": None}, {"COMET_OFFLINE_DIRECTORY": "."}, "*.zip"),
+        ("aim", {}, {}, ".aim"),
+    ],
+)
+def test_client_keeps_metrics_offline(name: str, init_kwargs: Any, env: Any, kept: str, tmp_path: Path) -> None:
+    logged(name, tmp_path, lambda client: type(client).__name__, init_kwargs, {**env, "COMET_API_KEY": "none"})
+    assert list(tmp_path.glob(kept))
 
 
 # Without a client.
@@ -156,25 +119,13 @@ def absent(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
 
 
 def test_tracker_without_its_client_fails_before_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    from notebook_launcher import Accelerator
+    from notebook_launcher import Accelerator, compat
 
     absent(monkeypatch, "wandb")
+    with pytest.warns(UserWarning, match=r"log_with='wandb' is left out: wandb is not installed"):
+        assert compat.Accelerator(cpu=True, log_with="wandb").log_with == []
     with pytest.raises(ModuleNotFoundError, match=r"log_with='wandb': wandb is not installed. Type %pip install wandb"):
         Accelerator(cpu=True, log_with="wandb")
-
-
-def test_tracker_without_its_client_is_left_out_by_accelerates_rules(monkeypatch: pytest.MonkeyPatch) -> None:
-    from notebook_launcher import compat
-
-    absent(monkeypatch, "mlflow")
-    with pytest.warns(UserWarning, match=r"log_with='mlflow' is left out: mlflow is not installed"):
-        assert compat.Accelerator(cpu=True, log_with="mlflow").log_with == []
-
-
-def test_class_without_its_client_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    absent(monkeypatch, "clearml")
-    with pytest.raises(ModuleNotFoundError, match=r"'clearml' needs the package clearml, .* %pip install clearml"):
-        ClearMLTracker("run").start()
 
 
 def test_all_stands_for_the_installed_trackers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -34,14 +34,6 @@ def test_record_shows_the_line_that_logged(name, caplog, method):
     assert (first.filename, first.lineno, second.lineno) == ("test_training_logging.py", line, line + 1)
 
 
-def test_wrapper_can_pass_its_caller_s_line(name, caplog):
-    def wrapper():
-        get_logger(name).warning("here", stacklevel=2)
-
-    wrapper()
-    assert caplog.records[0].funcName == "test_wrapper_can_pass_its_caller_s_line"
-
-
 @pytest.mark.parametrize(("level", "shown"), [("DEBUG", 2), ("info", 1), (logging.ERROR, 0)])
 def test_level_is_that_logger_s_own(name, caplog, level, shown):
     root = logging.getLogger().level
@@ -50,12 +42,6 @@ def test_level_is_that_logger_s_own(name, caplog, level, shown):
     logger.info("i")
     assert len(caplog.records) == shown
     assert logging.getLogger().level == root
-
-
-def test_level_may_come_from_the_environment(name, monkeypatch):
-    monkeypatch.setenv("ACCELERATE_LOG_LEVEL", "info")
-    assert get_logger(name).isEnabledFor(logging.INFO)
-    assert not get_logger(name, "error").isEnabledFor(logging.INFO)
 
 
 def test_warning_is_given_once(name, caplog):
@@ -68,14 +54,6 @@ def test_warning_is_given_once(name, caplog):
         "[RANK 0] number 2",
         "[RANK 0] number 1",
     ]
-
-
-def test_before_there_is_a_group_the_rank_is_that_of_the_variables(name, caplog, monkeypatch):
-    monkeypatch.setenv("RANK", "2")
-    get_logger(name).warning("main only")
-    get_logger(name).warning("all", main_process_only=False)
-    get_logger(name).warning("in order", in_order=True)
-    assert [record.getMessage() for record in caplog.records] == ["[RANK 2] all", "[RANK 2] in order"]
 
 
 def speak(path, **options):
