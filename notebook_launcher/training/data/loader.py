@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 import torch
 from torch.autograd import _profiler_enabled
 from torch.utils.data import DataLoader, IterableDataset, default_collate, default_convert
-from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from notebook_launcher import reporting
 from notebook_launcher.context import current, step_boundary
@@ -715,13 +714,9 @@ class Delivery(NamedTuple):
 def without_label(batches: Iterator[Any]) -> Iterator[Any]:
     """Yield the batches of torch's iterator, without the label for a profiler where none listens.
 
-    The label of `DataLoader` takes 6.5 of the 7 µs that its iterator adds to a batch. Iterators with a `__next__` of
-    their own (torchdata's StatefulDataLoader counts in it) are read as they are.
+    The label of `DataLoader` takes 6.5 of the 7 µs that its iterator adds to a batch.
     """
-    read = getattr(batches, "_next_data", None)
-    if read is None or type(batches).__next__ is not _BaseDataLoaderIter.__next__:
-        yield from batches
-        return
+    read = getattr(batches, "_next_data", batches.__next__)
     while True:
         try:
             batch = next(batches) if _profiler_enabled() else read()

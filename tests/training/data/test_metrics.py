@@ -48,17 +48,16 @@ def flat(lists: Iterable[list[Any]]) -> list[Any]:
     return [item for items in lists for item in items]
 
 
-@pytest.mark.parametrize("length", [1, 2, 7, 11, 12, 13])
-@pytest.mark.parametrize("num_processes", [2, 3])
-@pytest.mark.parametrize("options", [{}, {"even_batches": False}])
-def test_gather_for_metrics_drops_repeated_samples_of_nested_results(ranks, num_processes, length, options):
+@pytest.mark.parametrize(("num_processes", "options"), [(2, {}), (3, {"even_batches": False})])
+def test_gather_for_metrics_drops_repeated_samples_of_nested_results(ranks, num_processes, options):
     def compute(batch: torch.Tensor) -> Any:
         return {"logits": torch.stack([batch, batch * 2], dim=1), "ids": (batch, None)}
 
-    found = on_all(ranks, num_processes, length, compute, **options)
-    assert torch.cat([part["ids"][0] for part in found]).tolist() == list(range(length))
-    assert torch.cat([part["logits"] for part in found])[:, 1].tolist() == [2 * number for number in range(length)]
-    assert all(part["ids"][1] is None for part in found)
+    for length in (1, 2, 7, 12, 13):
+        found = on_all(ranks, num_processes, length, compute, **options)
+        assert torch.cat([part["ids"][0] for part in found]).tolist() == list(range(length))
+        assert torch.cat([part["logits"] for part in found])[:, 1].tolist() == [2 * number for number in range(length)]
+        assert all(part["ids"][1] is None for part in found)
 
 
 @pytest.mark.parametrize("options", [{"drop_last": True}, {"skip": 1}, {"split_batches": True, "batch_size": 6}])
@@ -116,8 +115,7 @@ PARTS: list[Callable[[list[int]], Any]] = [
 ]
 
 
-@pytest.mark.parametrize("make", PARTS)
-@pytest.mark.parametrize("length", [9, 10, 16])
+@pytest.mark.parametrize(("make", "length"), list(zip(PARTS, (9, 10, 10), strict=True)))
 def test_a_list_of_parts_is_no_list_of_samples(ranks, make, length):
     # The last rounds have 1 and 2 samples on a rank: as many as there are parts, or fewer.
     found = on_all(ranks, 2, length, lambda batch: make(batch.tolist()), batch_size=4)
@@ -196,30 +194,16 @@ def test_tensors_without_rows_are_gathered_as_they_are(ranks):
     assert [tuple(part.shape) for part in found] == [(0, 2)]
 
 
-def test_without_a_loader_nothing_is_left_out(ranks):
-    def gather() -> Any:
-        return gather_for_metrics(torch.tensor([dist.get_rank()]), None).tolist()
-
-    assert ranks.run(2, gather) == [[0, 1]] * 2
-
-
-def test_after_the_loop_nothing_is_left_out(ranks):
+def test_without_a_loop_and_with_a_loader_of_ones_own_nothing_is_left_out(ranks):
     def gather() -> Any:
         data: Any = range(3)
         loader = prepare_data_loader(DataLoader(data, batch_size=2))
-        batches = list(loader)
-        return gather_for_metrics(torch.cat(batches), loader).tolist()
+        after = gather_for_metrics(torch.cat(list(loader)), loader).tolist()
+        own = prepare_data_loader(DataLoader(data, batch_size=3), num_processes=1)
+        mine = [gather_for_metrics(batch, own).tolist() for batch in own]
+        return gather_for_metrics(torch.tensor([dist.get_rank()]), None).tolist(), after, *mine
 
-    assert ranks.run(2, gather) == [[0, 1, 2, 0]] * 2
-
-
-def test_loader_of_ones_own_leaves_nothing_out(ranks):
-    def gather() -> Any:
-        data: Any = range(3)
-        loader = prepare_data_loader(DataLoader(data, batch_size=3), num_processes=1)
-        return [gather_for_metrics(batch, loader).tolist() for batch in loader]
-
-    assert ranks.run(2, gather) == [[[0, 1, 2] * 2]] * 2
+    assert ranks.run(2, gather) == [([0, 1], [0, 1, 2, 0], [0, 1, 2] * 2)] * 2
 
 
 SEVERAL = r"got 2 rows for each sample\. 1 sample of this round is there twice, so that every rank has as many"
@@ -244,16 +228,14 @@ def test_several_rows_for_a_sample_that_is_repeated_warn(ranks, as_objects):
         assert re.search(SEVERAL, warned[0])
 
 
-@pytest.mark.parametrize("as_objects", [False, True])
-@pytest.mark.parametrize("options", [{"even_batches": False}, {"drop_last": True}])
+@pytest.mark.parametrize(("as_objects", "options"), [(False, {"even_batches": False}), (True, {"drop_last": True})])
 def test_several_rows_for_each_sample_are_gathered(ranks, as_objects, options):
     found = on_all(ranks, 2, 7, lambda batch: twice(batch, as_objects), use_gather_object=as_objects, **options)
     length = 6 if "drop_last" in options else 7
     assert [int(each) for part in found for each in part] == [row for row in range(length) for _ in range(2)]
 
 
-@pytest.mark.parametrize("as_objects", [False, True])
-@pytest.mark.parametrize("sizes", [[3, 5, 1, 4], [3, 5, 1], [2]])
+@pytest.mark.parametrize(("sizes", "as_objects"), [([3, 5, 1, 4], False), ([3, 5, 1], True), ([2], False)])
 def test_ready_batches_of_different_lengths_are_gathered(ranks, sizes, as_objects):
     def gather_all() -> list[int]:
         ends = [sum(sizes[: at + 1]) for at in range(len(sizes))]

@@ -93,11 +93,6 @@ def test_short_batches_in_the_middle_lose_nothing(num_processes, split):
             assert tuple(map(len, parts)) == drawn.rows
 
 
-def test_uneven_end_may_be_an_error():
-    with pytest.raises(ValueError, match=r"3 samples are left for 2 ranks.*uneven=\"stop\""):
-        deal([4, 4, 3], num_processes=2, even=False, uneven="error")
-
-
 def test_batches_that_cannot_be_joined_are_dealt_out_whole():
     batches = [(torch.zeros(3, width), 3 * width) for width in (3, 4, 5)]
     rounds = [(parts, drawn) for parts, drawn, _ in Portions(num_processes=2).deal(batches)]
@@ -250,10 +245,6 @@ def test_unpicklable_exceptions_and_batches_reach_every_rank_as_errors(ranks):
     assert ranks.run(2, lambda: fail(Given([threading.Lock()] * 2))) == ["TypeError"] * 2
 
 
-def test_empty_data_set_gives_no_batches(ranks):
-    assert ranks.run(2, lambda: len(list(prepare_data_loader(DataLoader(Given([])), dispatch_batches=True)))) == [0, 0]
-
-
 def test_rounds_are_skipped_on_all_ranks(ranks):
     def rest() -> list[Any]:
         seen = []
@@ -273,11 +264,3 @@ def test_leaving_a_loop_on_all_ranks_leaves_them_in_step(ranks):
         return [first, [batch.tolist() for batch in loader][0]]  # noqa: RUF015 - the whole loop
 
     assert ranks.run(2, leave) == [[[0, 1, 2]] * 2, [[3, 4, 5]] * 2]
-
-
-def test_remainder_is_known_at_the_end(ranks):
-    def remainders() -> list[int]:
-        loader = prepare_data_loader(DataLoader(Given(list(range(13))), batch_size=3), dispatch_batches=True)
-        return [loader.remainder for _ in loader]
-
-    assert ranks.run(2, remainders) == [[-1, -1, 1]] * 2

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 
 EQUAL, UNEVEN, ONE_EMPTY = (4, 4, 4, 4), (1, 5, 0, 7), (5, 4, 0, 0)
-POLICIES = [(True, "weigh"), (False, "weigh"), (False, "stop")]
 
 
 ranks = sessions_fixture(1, 2)
@@ -59,9 +58,16 @@ def go_through(sizes: tuple[int, ...], options: dict[str, Any]) -> dict[str, Any
     return told
 
 
-@pytest.mark.parametrize(("even", "uneven"), POLICIES)
-@pytest.mark.parametrize("sizes", [EQUAL, UNEVEN, ONE_EMPTY])
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize(
+    ("sizes", "even", "uneven", "num_workers"),
+    [
+        (EQUAL, True, "weigh", 2),
+        (UNEVEN, False, "weigh", 2),
+        (UNEVEN, False, "stop", 0),
+        (ONE_EMPTY, False, "weigh", 0),
+        (ONE_EMPTY, True, "weigh", 0),
+    ],
+)
 def test_every_rank_reads_its_own_shards_and_every_sample_counts_once(ranks, sizes, even, uneven, num_workers):
     options = {"even": even, "uneven": uneven, "num_workers": num_workers}
     first, second = ranks.run(2, go_through, sizes, options)
@@ -81,23 +87,11 @@ def test_every_rank_reads_its_own_shards_and_every_sample_counts_once(ranks, siz
         assert sorted(first["all"]) == numbers_in(sizes)
 
 
-def test_uneven_end_is_an_error_on_all_ranks(ranks):
-    def refuse() -> str:
-        with pytest.raises(ValueError, match="rank 1 has read everything, others have more") as caught:
-            list(prepare(streamed((4, 4, 1, 1)), batch_size=2, uneven="error"))
-        return str(caught.value)
-
-    first, second = ranks.run(2, refuse)
-    assert first == second
-
-
-def train(sizes: tuple[int, ...], library: str) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
+def train(sizes: tuple[int, ...]) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
     """Train one window over everything; return the gradient's effect on the weights, and the weights before."""
-    import importlib
+    from notebook_launcher import Accelerator
 
-    accelerator = importlib.import_module(library).Accelerator(
-        cpu=True, gradient_accumulation_steps=100, even_batches=False, dispatch_batches=False
-    )
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=100, even_batches=False, dispatch_batches=False)
     model = make_model()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     inputs, targets = make_data(40)
@@ -112,18 +106,16 @@ def train(sizes: tuple[int, ...], library: str) -> tuple[list[torch.Tensor], dic
     return [before[name] - after[name] for name in before], before
 
 
-@pytest.mark.parametrize("sizes", [EQUAL, UNEVEN])
-def test_gradient_is_that_of_the_mean_over_all_shards(ranks, sizes):
+def test_gradient_is_that_of_the_mean_over_all_shards(ranks):
     inputs, targets = make_data(40)
-    rows = numbers_in(sizes)
-    for gradient, before in ranks.run(2, train, sizes, "notebook_launcher"):
+    rows = numbers_in(UNEVEN)
+    for gradient, before in ranks.run(2, train, UNEVEN):
         wanted = full_gradient(before, inputs[rows], targets[rows])
         for one, other in zip(gradient, wanted, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("left_after", [1, 3])
+@pytest.mark.parametrize(("num_workers", "left_after"), [(0, 3), (2, 1)])
 def test_loader_resumes_in_every_ranks_shards(ranks, num_workers, left_after):
     def resume() -> Any:
         loader = prepare(streamed(UNEVEN), batch_size=2, num_workers=num_workers)
@@ -185,14 +177,6 @@ def test_data_set_that_the_user_split_is_not_split_again(ranks):
         ranks.run(2, split, 0)
 
 
-def test_number_of_elements_in_a_ranks_shards_is_known_only_at_their_end(ranks):
-    def count() -> int:
-        return len(prepare(streamed(EQUAL), batch_size=2).dataset)
-
-    with pytest.raises(TypeError, match=r"known only at their end\. Count the batches in the loop"):
-        ranks.run(2, count)
-
-
 @pytest.mark.parametrize("sizes", [(3, 3), (7,)])
 def test_data_set_with_fewer_shards_than_ranks_is_read_by_all(ranks, sizes):
     def read() -> Any:
@@ -204,17 +188,14 @@ def test_data_set_with_fewer_shards_than_ranks_is_read_by_all(ranks, sizes):
     assert {number for numbers in seen for number in numbers} == set(numbers_in(sizes))
 
 
-@pytest.mark.parametrize("library", ["accelerate", "notebook_launcher.compat"])
-def test_compat_reads_the_shards_that_accelerate_reads(ranks, library):
+def test_compat_reads_the_shards_that_accelerate_reads(ranks):
     def read() -> Any:
-        import importlib
+        from notebook_launcher.compat import Accelerator, AcceleratorState, DataLoaderConfiguration
 
-        names, state = importlib.import_module(library), library + ".state" * (library == "accelerate")
-        utils = importlib.import_module(library + ".utils" * (library == "accelerate"))
-        config = utils.DataLoaderConfiguration(dispatch_batches=False)
-        loader = names.Accelerator(cpu=True, dataloader_config=config).prepare(DataLoader(streamed(EQUAL), 2))
+        config = DataLoaderConfiguration(dispatch_batches=False)
+        loader: Any = Accelerator(cpu=True, dataloader_config=config).prepare(DataLoader(streamed(EQUAL), 2))
         seen = [n for batch in loader for n in batch["number"].tolist()]
-        importlib.import_module(state).AcceleratorState._reset_state(True)
+        AcceleratorState._reset_state(True)
         return seen
 
     assert ranks.run(2, read) == [numbers_in((4, 4)), [20, 21, 22, 23, 30, 31, 32, 33]]
@@ -259,15 +240,14 @@ def seen_of(data: Any, **options: Any) -> list[int]:
     return sorted(int(number) for batch in loader for number in gather_for_metrics(batch, loader))
 
 
-@pytest.mark.parametrize("dispatch_batches", [None, False])
-def test_data_set_that_splits_itself_is_read_as_a_whole(ranks, dispatch_batches):
+def test_data_set_that_splits_itself_is_read_as_a_whole(ranks):
     def read() -> Any:
         seen = [
-            seen_of(SplitWhenRead(asks), dispatch_batches=dispatch_batches, num_workers=num_workers)
+            seen_of(SplitWhenRead(asks), dispatch_batches=None if num_workers else False, num_workers=num_workers)
             for asks in ("environment", "group", "local", "methods", "imported", "accelerate")
             for num_workers in (0, 1)
         ]
-        return [*seen, seen_of(SplitWhenMade(), dispatch_batches=dispatch_batches)], os.environ["RANK"], dist.get_rank()
+        return [*seen, seen_of(SplitWhenMade(), dispatch_batches=None)], os.environ["RANK"], dist.get_rank()
 
     assert ranks.run(2, read) == [([list(range(11))] * 13, str(rank), rank) for rank in range(2)]
 

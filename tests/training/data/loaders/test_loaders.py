@@ -15,10 +15,6 @@ from torch.utils.data import BatchSampler, SequentialSampler, default_collate
 
 from notebook_launcher.training.data import (
     ActiveLoaders,
-    DataLoaderDispatcher,
-    DataLoaderShard,
-    Round,
-    SeedableRandomSampler,
     get_sampler,
     prepare_data_loader,
 )
@@ -38,10 +34,6 @@ class Batch:
 @pytest.fixture(params=LOADERS)
 def loader(request: pytest.FixtureRequest) -> Any:
     return make(request.param)
-
-
-def test_prepared_loader_yields_same_batches_as_original(loader):
-    assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
 
 
 def test_prepared_loader_knows_last_batch_and_weights(loader):
@@ -78,12 +70,12 @@ def leave_by_closing(loader: Any) -> None:
     iterator.close()
 
 
-@pytest.mark.parametrize("leave", [leave_by_break, leave_by_exception, leave_by_closing])
-def test_leaving_a_loop_leaves_nothing_behind(loader, leave):
-    leave(loader)
-    assert loader.active_loaders.loaders == []
-    assert loader.iteration_token is None
-    assert [len(batch) for batch in loader] == [4, 4, 2]
+def test_leaving_a_loop_leaves_nothing_behind(loader):
+    for leave in (leave_by_break, leave_by_exception, leave_by_closing):
+        leave(loader)
+        assert loader.active_loaders.loaders == []
+        assert loader.iteration_token is None
+        assert [len(batch) for batch in loader] == [4, 4, 2]
 
 
 def test_loop_over_the_same_loader_inside_a_loop_sees_all_batches(loader):
@@ -93,19 +85,6 @@ def test_loop_over_the_same_loader_inside_a_loop_sees_all_batches(loader):
         if count == 0:
             assert loader.iteration == 1
         assert loader.iteration_token is token
-    assert loader.iteration_token is None
-    assert loader.active_loaders.loaders == []
-
-
-def test_loop_that_ends_before_the_one_inside_it_is_not_continued(loader):
-    outer = iter(loader)
-    next(outer)
-    inner = iter(loader)
-    next(inner)
-    token = loader.iteration_token
-    outer.close()
-    assert loader.iteration_token is token
-    inner.close()
     assert loader.iteration_token is None
     assert loader.active_loaders.loaders == []
 
@@ -122,11 +101,6 @@ def test_nothing_keeps_a_loader_alive(kind):
         assert reference() is None
     finally:
         gc.enable()
-
-
-def test_prepared_stream_is_a_dispatcher():
-    assert type(make("stream")) is DataLoaderDispatcher
-    assert type(make("stream, not dispatched")) is DataLoaderShard
 
 
 @pytest.mark.parametrize("kind", LOADERS)
@@ -153,33 +127,6 @@ def test_len_counts_batches_of_this_rank(kind):
     assert [loader.remainder for _ in loader] == [2, 2, 2]
     assert [loader.remainder for _ in make(kind, drop_last=True)] == [-1, -1]
     assert len(make(kind, drop_last=True)) == 2
-
-
-def test_each_process_reads_its_share():
-    loader = prepare_data_loader(plain(range(22), batch_size=4), num_processes=2, process_index=1)
-    assert (len(loader), loader.total_batch_size, loader.full_rows) == (3, 8, 4)
-    rounds = [(batch.tolist(), loader.current_round) for batch in loader]
-    assert rounds[-1] == ([20, 21, 0, 1], Round((4, 4), (4, 2), (4, 4)))
-    split = prepare_data_loader(plain(range(22), batch_size=4), None, 2, 1, split_batches=True)
-    assert (len(split), split.total_batch_size, split.full_rows) == (6, 4, 2)
-
-
-def test_items_that_are_batches_are_shared_out_one_by_one():
-    # The data set's items are batches already, and so what they count is the loader's secret.
-    data = [torch.zeros(3), torch.zeros(2), torch.zeros(5)]
-    loader = prepare_data_loader(plain(data, batch_size=None), num_processes=2, process_index=0)
-    assert [(len(batch), loader.current_round.rows) for batch in loader] == [(3, (1, 1)), (5, (1, 1))]  # type: ignore[union-attr]
-    assert (loader.total_batch_size, loader.full_rows, len(loader)) == (None, None, 2)
-
-
-def test_stream_of_ready_batches_is_shared_out():
-    class Batches(Stream):
-        def __iter__(self):
-            return iter([torch.zeros(3), torch.zeros(2), torch.zeros(5)])
-
-    loader = prepare_data_loader(plain(Batches(0), batch_size=None), num_processes=2, process_index=1)
-    seen = [(len(batch), loader.current_round, loader.end_of_dataloader) for batch in loader]
-    assert seen == [(2, Round((3, 2), (3, 2), (3, 2)), False), (3, Round((5, 3), (5, 0), (5, 3)), True)]
 
 
 def test_batch_sampler_in_place_of_a_sampler_deals_whole_batches():
@@ -219,21 +166,6 @@ def test_batch_sampler_of_the_users_own_is_used_and_gets_the_epoch(num_processes
     assert get_sampler(loader) is None
 
 
-@pytest.mark.parametrize("num_processes", [1, 2])
-def test_seedable_sampler_draws_the_order_of_each_epoch_again(num_processes):
-    users = plain(range(10), batch_size=2, shuffle=True)
-    own = users.sampler
-    loader = prepare_data_loader(users, None, num_processes, 0, use_seedable_sampler=True, data_seed=3)
-    sampler = get_sampler(loader)
-    assert isinstance(sampler, SeedableRandomSampler)
-    if num_processes == 2:
-        assert loader.batch_sampler.batch_sampler.sampler is sampler  # type: ignore[union-attr]
-    epochs = [[batch.tolist() for batch in loader] for _ in range(3)]
-    loader.set_epoch(1)
-    assert [batch.tolist() for batch in loader] == epochs[1] != epochs[0]
-    assert users.batch_sampler.sampler is own  # type: ignore[union-attr]
-
-
 def test_epochs_are_counted_where_a_loop_runs_to_its_end(loader):
     leave_by_break(loader)
     assert loader.iteration == 0
@@ -242,20 +174,6 @@ def test_epochs_are_counted_where_a_loop_runs_to_its_end(loader):
     loader.set_epoch(5)
     list(loader)
     assert loader.iteration == 6
-
-
-def test_epochs_reach_data_sets():
-    class Data(Stream):
-        epoch = 0
-
-        def set_epoch(self, epoch: int) -> None:
-            self.epoch = epoch
-
-        def __iter__(self):
-            return iter([self.epoch])
-
-    loader = prepare_data_loader(plain(Data(1)), num_processes=2, process_index=0, dispatch_batches=False)
-    assert [batch.tolist() for _ in range(2) for batch in loader] == [[0], [1]]
 
 
 def test_batches_of_any_type_are_moved():
@@ -299,25 +217,7 @@ def test_loop_draws_as_torchs_own_loader_does():
     assert draw(prepare_data_loader(users)) == draw(users)
 
 
-@pytest.mark.parametrize("data", [range(9), Stream(9)])
-def test_splitting_needs_a_batch_size_that_divides(data):
-    with pytest.raises(ValueError, match=r"batch_size=3 is not a round multiple of 2. Use batch_size=4"):
-        prepare_data_loader(plain(data, batch_size=3), None, 2, 0, split_batches=True)
-
-
 def test_dispatching_needs_the_ranks():
     loader = prepare_data_loader(plain(range(9)), None, 2, 0, dispatch_batches=True)
     with pytest.raises(RuntimeError, match="deals out to 2 ranks, and the process group has 1"):
         next(iter(loader))
-
-
-def test_custom_slice_function_receives_the_process_index():
-    calls = []
-
-    def cut(batch: Any, bounds: slice, process_index: int, num_processes: int) -> Any:
-        calls.append((bounds, process_index, num_processes))
-        return batch[bounds]
-
-    loader = prepare_data_loader(plain(range(6), batch_size=4), dispatch_batches=True, slice_fn_for_dispatch=cut)
-    assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5]]
-    assert calls == [(slice(0, 4), 0, 1), (slice(0, 2), 0, 1)]
