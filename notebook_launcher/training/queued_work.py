@@ -6,20 +6,7 @@ peer has begun it, too.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-
-def work_recorder(device: torch.device) -> Callable[[], torch.cuda.Event | None] | None:
-    """Return a function that marks the end of all work queued by now on a device; None: work is done when it returns.
-
-    The function returns None where nothing can be marked: inside a captured CUDA graph.
-    """
-    return (lambda: _record(device)) if device.type == "cuda" else None
 
 
 def mark_queued_work(*, timed: bool = False) -> torch.cuda.Event | None:
@@ -33,10 +20,11 @@ def mark_queued_work(*, timed: bool = False) -> torch.cuda.Event | None:
     """
     if not torch.cuda.is_initialized():
         return None
-    return _record(torch.cuda.current_device(), timed=timed)
+    return record_work(torch.cuda.current_device(), timed=timed)
 
 
-def _record(device: torch.device | int, *, timed: bool = False) -> torch.cuda.Event | None:
+def record_work(device: torch.device | int, *, timed: bool = False) -> torch.cuda.Event | None:
+    """Mark the end of all work queued by now on a GPU, as `mark_queued_work` does."""
     if torch.cuda.is_current_stream_capturing():  # Neither marks nor waits may be captured in a CUDA graph.
         return None
     # `blocking`: a wait that spins would take a core from the data loader's workers.

@@ -13,7 +13,7 @@ import torch
 from notebook_launcher.context import COMPUTING, WAITING, RunStopped, current, notify
 from notebook_launcher.messaging import board_layout, messages
 from notebook_launcher.settings.changes import ACCELERATOR_SETTINGS, apply_change
-from notebook_launcher.training.queued_work import work_recorder
+from notebook_launcher.training.queued_work import record_work
 from notebook_launcher.training.recording.profiling import UpdateProfile
 
 if TYPE_CHECKING:
@@ -381,7 +381,8 @@ class Agreement:
 
 def make_fence(device: torch.device, num_processes: int) -> UpdateFence:
     """Return the fence of a rank that computes on a device."""
-    return UpdateFence(None if num_processes == 1 else work_recorder(device))
+    is_done_at_once = num_processes == 1 or device.type != "cuda"
+    return UpdateFence(None if is_done_at_once else lambda: record_work(device))
 
 
 # --------------------------------------------------------------------------------------------------------------------

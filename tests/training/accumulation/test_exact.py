@@ -17,7 +17,7 @@ from tests.support.toy_training import full_gradient, make_data, make_model, ses
 RANKS = st.integers(1, 4)
 STEPS = st.integers(1, 5)
 MANY = settings(
-    max_examples=18, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True
+    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True
 )
 
 ranks = sessions_fixture(1, 2, 3, 4)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -13,11 +13,6 @@ from tests.training.operations.calls import Record, error_on_all, on_all, this_r
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-
-class Loss(NamedTuple):
-    first: Any
-    second: Any = None
 
 
 def in_turn(rank: int, **values: Any) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from notebook_launcher.training import operations
-from tests.training.operations.calls import error_on_all, this_rank
+from tests.training.operations.calls import this_rank
 
 
 @pytest.mark.parametrize(("size", "num_processes", "padded"), [(6, 4, 8), (4, 2, 4), (1, 3, 3)])
@@ -32,11 +32,3 @@ def test_pad_across_processes_makes_all_as_long_as_the_longest(trio, options, ex
         return operations.pad_across_processes({"x": mine, "none": None}, **options)["x"].tolist()
 
     assert list(trio.run(pad)) == expected
-
-
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-def test_pad_across_processes_refuses_nested_tensors(pair):
-    def pad():
-        operations.pad_across_processes(torch.nested.nested_tensor([torch.ones(1), torch.ones(2)]))
-
-    assert error_on_all(pair, pad).startswith("ValueError: pad_across_processes got a nested tensor of 2 parts")

@@ -151,20 +151,6 @@ def test_data_set_selects_its_rows():
     assert split(Rows([1, 2, 3]), 1, 2, pad=True).rows == [3, 3]
 
 
-@pytest.mark.parametrize(
-    ("inputs", "what"),
-    [
-        ("text", "'text', a str"),
-        (5, "5, a int"),
-        ({1}, r"\{1\}, a set"),
-        (torch.tensor(1), "a tensor without dimensions"),
-    ],
-)
-def test_value_without_items_is_refused(inputs, what):
-    with pytest.raises(TypeError, match=f"split_between_processes got {what}.* no items to share out"):
-        split(inputs, 0, 2)
-
-
 # Ranks
 
 

@@ -214,20 +214,6 @@ def test_ranks_save_and_stop_after_the_same_update(
         assert acts[0], "a request that was there from the beginning was never answered"
 
 
-def last_first(ready: list[Rank]) -> Rank:
-    return ready[-1]
-
-
-def test_two_requests_in_a_row_are_both_answered() -> None:
-    # The second comes while a peer may still look for the first.
-    for is_late in (False, True):
-        for turn in range(40):
-            world = World([fenced if is_late else unfenced] * 2, is_late=is_late)
-            acts = world.play([(turn, SAVE), (turn + 3, SAVE)], last_first)
-            assert acts[0] == acts[1]
-            assert len(acts[0]) in (1, 2)
-
-
 def test_fence_waits_for_nothing_while_a_graph_is_captured() -> None:
     waits: list[str] = []
     marks = [SimpleNamespace(synchronize=functools.partial(waits.append, name)) for name in ("first", "second")]

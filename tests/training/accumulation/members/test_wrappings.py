@@ -175,7 +175,7 @@ CASES = st.one_of(
 )
 
 
-@settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=18, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(case=CASES, num_ranks=st.integers(1, 3), options=OPTIONS)
 def test_updates_are_those_of_the_full_batch_whatever_accumulate_is_given(ranks, case, num_ranks, options):
     models, wrapping = case

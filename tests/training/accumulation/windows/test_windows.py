@@ -84,19 +84,6 @@ def test_evaluation_of_the_same_loader_in_its_own_loop_changes_nothing(place, st
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(weights, expected, strict=True))
 
 
-def test_zero_grad_at_the_top_of_the_block_keeps_the_window():
-    training = Training(steps=3)
-    for row in range(3):
-        with training.accelerator.accumulate(training.model):
-            training.optimizer.zero_grad()
-            training.accelerator.backward(training.loss(row))
-    training.expect_gradient_of(0, 1, 2)
-    training.optimizer.step()
-    with training.accelerator.accumulate(training.model):
-        training.optimizer.zero_grad()
-        assert training.model[0].weight.grad is None, "the last window's gradients are cleared"
-
-
 def test_loop_without_accumulate_steps_after_a_window_that_was_left():
     training = Training(steps=1)
     training.accelerator.gradient_accumulation_steps = 4
