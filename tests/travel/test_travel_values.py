@@ -8,7 +8,6 @@ import functools
 import mmap
 import os
 import random
-import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +25,6 @@ from notebook_launcher import travel
 from notebook_launcher.errors import ResourceError
 from notebook_launcher.messaging.channel import AnonymousFile
 from notebook_launcher.travel import parcel
-from notebook_launcher.travel.parcel import available_memory
 from tests.support.interrupts import interrupt_at
 
 if TYPE_CHECKING:
@@ -185,17 +183,6 @@ def test_scheduler_still_warns_where_the_optimizer_never_stepped() -> None:
         scheduler.step()
 
 
-class DecidesItself(torch.optim.SGD):
-    def __reduce__(self) -> Any:
-        return torch.optim.SGD, ([torch.zeros(1)], 0.5)
-
-
-def test_optimizer_that_pickles_by_its_own_rule_keeps_to_it() -> None:
-    optimizer = DecidesItself([torch.zeros(1)], lr=1.0)
-    torch.optim.lr_scheduler.StepLR(optimizer, 1)
-    assert there_and_back(optimizer).param_groups[0]["lr"] == 0.5
-
-
 def test_hooks_of_an_optimizer_arrive_and_new_ones_do_not_replace_them(monkeypatch: pytest.MonkeyPatch) -> None:
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
     counts = [0, 0]
@@ -284,9 +271,6 @@ def test_members_of_pybinds_enumerations_arrive() -> None:
 
 PARAMETRIZED: dict[str, Callable[[torch.nn.Module], torch.nn.Module]] = {
     "weight-norm": parametrizations.weight_norm,
-    "spectral-norm": parametrizations.spectral_norm,
-    "orthogonal": parametrizations.orthogonal,
-    "old-weight-norm": torch.nn.utils.weight_norm,
     "old-spectral-norm": torch.nn.utils.spectral_norm,
     "both": lambda module: parametrizations.spectral_norm(parametrizations.weight_norm(module)),
 }
@@ -305,14 +289,6 @@ def test_parametrized_modules_arrive_and_train(name: str) -> None:
     assert type(arrived[0]).__name__ == type(left[0]).__name__
 
 
-def test_parametrized_module_keeps_the_state_of_its_own_class() -> None:
-    class Counting(torch.nn.Linear):
-        def __getstate__(self) -> Any:
-            return {**vars(self), "sent": True}
-
-    assert there_and_back(parametrizations.weight_norm(Counting(2, 2))).sent
-
-
 @pytest.mark.filterwarnings("ignore:.*torch.jit")
 def test_traced_and_exported_modules_arrive() -> None:
     model, batch = torch.nn.Linear(2, 2), torch.ones(1, 2)
@@ -324,19 +300,6 @@ def test_traced_and_exported_modules_arrive() -> None:
     assert torch.equal(there_and_back(exported).module()(batch), model(batch))
 
 
-def mapping_of(address: int) -> dict[str, int]:
-    """Return the sizes in bytes that /proc/self/smaps gives for the mapping of an address."""
-    found: dict[str, int] = {}
-    with open("/proc/self/smaps") as file:
-        inside = False
-        for line in file:
-            if bounds := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
-                inside = int(bounds[1], 16) <= address < int(bounds[2], 16)
-            elif inside and (size := re.match(r"(\w+): +(\d+) kB", line)):
-                found[size[1]] = int(size[2]) * 1024
-    return found
-
-
 def test_arrival_takes_no_memory_until_something_is_written() -> None:
     size = 256 << 20
     fd = travel.pack_value(torch.ones(size, dtype=torch.uint8))
@@ -346,10 +309,6 @@ def test_arrival_takes_no_memory_until_something_is_written() -> None:
     assert psutil.Process().memory_info().rss - resident < size / 50
     assert int(tensor[:: mmap.PAGESIZE].sum()) == size // mmap.PAGESIZE  # every page is read
     assert psutil.Process().memory_full_info().uss - private < size * 1.1  # the one copy, ours alone now
-    sizes = mapping_of(tensor.data_ptr())
-    assert (sizes["Anonymous"], sizes["Rss"] >= size) == (0, True)
-    tensor[0] = 2
-    assert 0 < mapping_of(tensor.data_ptr())["Anonymous"] <= 4 << 20
 
 
 def test_readers_share_one_copy_and_do_not_see_each_others_writes() -> None:
@@ -432,7 +391,3 @@ def test_interrupt_at_any_bytecode_of_packing_leaves_no_descriptor() -> None:
 def test_descriptor_of_something_else_is_refused() -> None:
     with pytest.raises(ValueError, match="does not hold a parcel"):
         travel.unpack_call(os.memfd_create("other"))
-
-
-def test_available_memory_is_within_the_machines() -> None:
-    assert 0 < available_memory() <= psutil.virtual_memory().total

@@ -142,9 +142,9 @@ def test_text_printed_before_a_display_is_sent_before_it():
     assert rank.stdout == "before\n['flush', 'send']\n"
 
 
-def test_figures_appear_shown_or_not(run, monkeypatch):
+def test_figures_appear_shown_or_not(monkeypatch):
     monkeypatch.setenv("MPLBACKEND", "module://matplotlib_inline.backend_inline")
-    rank = run("import matplotlib.pyplot as plt\nplt.plot([1, 2])\nplt.show()\nplt.plot([2, 1])")
+    rank = run_rank("import matplotlib.pyplot as plt\nplt.plot([1, 2])\nplt.show()\nplt.plot([2, 1])")
     assert [figure["image/png"][:5] for figure in rank.displays] == ["iVBOR"] * 2
     assert rank.stderr == ""
 
@@ -152,15 +152,15 @@ def test_figures_appear_shown_or_not(run, monkeypatch):
 WHY = "shown as text, because no cell shows widgets of this run"
 
 
-def test_widget_is_shown_as_text_with_the_reason(run):
-    rank = run("import ipywidgets; slider = ipywidgets.IntSlider(3); display(slider); slider.value = 4")
+def test_widget_is_shown_as_text_with_the_reason():
+    rank = run_rank("import ipywidgets; slider = ipywidgets.IntSlider(3); display(slider); slider.value = 4")
     assert rank.displays == [{"text/plain": f"IntSlider(value=3)\n({WHY})"}]
     assert rank.stderr == ""
 
 
 @pytest.mark.parametrize("module", ["tqdm.notebook", "tqdm.auto"])
-def test_notebook_bars_are_text_bars(run, module):
-    rank = run(f"""
+def test_notebook_bars_are_text_bars(module):
+    rank = run_rank(f"""
         from {module} import tqdm, trange
         for _ in tqdm(range(3)): pass
         bar = tqdm(total=2, desc="two", leave=False); bar.update(2); bar.reset(); bar.close()
@@ -215,8 +215,8 @@ print("result", outer())
 
 
 @pytest.mark.parametrize("stop", ["breakpoint()", "pdb.set_trace()"])
-def test_pdb_is_answered_in_the_cell(run, stop):
-    rank = run(DEBUGGED.format(stop=stop), ["p x", "list", "up", "p z", "down", "next", "p y", "continue"])
+def test_pdb_is_answered_in_the_cell(stop):
+    rank = run_rank(DEBUGGED.format(stop=stop), ["p x", "list", "up", "p z", "down", "next", "p y", "continue"])
     assert rank.requests == [("(rank 1 pdb) ", False)] * 8
     assert "41\n" in rank.stdout
     assert "    y = x + 1" in rank.stdout
