@@ -146,33 +146,6 @@ def test_deleted_working_directory_is_refused_and_does_no_lasting_harm(kernel: K
     assert evaluate(kernel, "list(notebook_launch(total, 2))") == [2.0, 2.0]
 
 
-def test_threads_and_signal_handlers_of_the_kernel_stay_in_the_kernel(kernel: Kernel) -> None:
-    """They stay in the kernel, and are not in the ranks."""
-    results, kernels = evaluate(
-        kernel,
-        f"""
-        enough = threading.Event()
-        threads = [threading.Thread(target=enough.wait) for _ in range(5)]
-        for thread in threads:
-            thread.start()
-        def handler(signum, frame):
-            pass
-        before = signal.signal(signal.SIGTERM, handler)
-        def look():
-            return threading.active_count(), signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
-        results = [found for method in {list(FORKED)!r} for found in notebook_launch(look, 2, start_method=method)]
-        kernels = signal.getsignal(signal.SIGTERM) is handler, all(thread.is_alive() for thread in threads)
-        signal.signal(signal.SIGTERM, before)
-        enough.set()
-        for thread in threads:
-            thread.join()
-        results, kernels
-        """,
-    )
-    assert results == [(1, True)] * 2 * len(FORKED)
-    assert kernels == (True, True)
-
-
 def test_launch_works_with_warnings_as_errors(kernel: Kernel) -> None:
     outcome = kernel.execute(
         """

@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from notebook_launcher import MissingResultError, ReturnValueError, notebook_launch, report
+from notebook_launcher import MissingResultError, ReturnValueError, notebook_launch
 from notebook_launcher.kernel.failures.culprit import Failure
 from notebook_launcher.kernel.results import RankSummary, Results
 
@@ -82,34 +82,12 @@ def test_results_show_the_last_metrics() -> None:
     assert "<td>loss 0.1235, &lt;b&gt;rate&lt;/b&gt; NaN, c 1, d 2, 1 more</td>" in html
 
 
-def test_run_gives_its_results_the_last_metrics_of_each_rank() -> None:
-    def measure() -> None:
-        for step in range(3):
-            report(loss=step / 2)
-
-    results = notebook_launch(measure, 2, output="none")
-    assert [rank.metrics for rank in results.ranks] == [{"loss": 1.0}] * 2
-
-
 def test_mean_keeps_the_structure_of_the_values() -> None:
     assert Results({0: 1, 1: 2}, num_processes=2).mean() == 1.5
     nested = Results({0: {"a": 1.0, "b": [True, 2]}, 1: {"a": 3.0, "b": [False, 4]}}, num_processes=2).mean()
     assert nested == {"a": 2.0, "b": [0.5, 3.0]}
     tensors = Results({0: torch.tensor([1, 2]), 1: torch.tensor([2, 4])}, num_processes=2)
     assert tensors.mean().tolist() == [1.5, 3.0]
-
-
-def test_mean_of_shapes_that_fit_by_broadcasting_alone_is_refused() -> None:
-    match = r"result\['w'\] has different shapes on the ranks: Tensor\(1, 1\) on rank 0; Tensor\(3, 1\) on rank 1\."
-    with pytest.raises(ValueError, match=match):
-        Results({0: {"w": torch.ones(1, 1)}, 1: {"w": torch.ones(3, 1)}}, num_processes=2).mean()
-    assert Results({0: 1, 1: torch.tensor(2.0)}, num_processes=2).mean() == 1.5
-
-
-def test_values_that_do_not_give_their_shape_have_a_short_form() -> None:
-    weight = torch.nn.LazyLinear(3).weight
-    results = Results({0: weight, 1: {"w": weight}}, num_processes=2)
-    assert "0: <UninitializedParameter>\n  1: {'w': <UninitializedParameter>}" in repr(results)
 
 
 def test_mean_of_some_ranks_is_theirs_alone() -> None:
@@ -210,15 +188,6 @@ def test_table_has_a_row_for_each_rank() -> None:
     assert Results({0: 7}, num_processes=2).to_pandas().to_dict() == {"value": {0: 7}}
     own = Results({r: pd.DataFrame({"a": [r, r]}) for r in (0, 1)}, num_processes=2).to_pandas()
     assert own.loc[1, "a"].tolist() == [1, 1]
-
-
-def test_value_that_could_not_travel_is_refused_with_the_reason() -> None:
-    results = Results({0: 1}, num_processes=2, unsent={1: "it is a lock"})
-    with pytest.raises(ReturnValueError, match="rank 1: it is a lock"):
-        results[1]
-    with pytest.raises(ReturnValueError, match="it is a lock"):
-        results.mean()
-    assert results.unsent == {1: "it is a lock"}
 
 
 class Picky:

@@ -63,11 +63,6 @@ def test_session_whose_ranks_cannot_start_raises_a_resource_error(kernel: Kernel
     assert kernel.execute("session.close()").error is None
 
 
-def test_stop_iteration_in_a_rank_ends_an_await(kernel: Kernel) -> None:
-    outcome = kernel.execute("await launch(lambda: next(iter([])), 2)")
-    assert "StopIteration" in outcome.traceback
-
-
 class Asked(Exception):  # noqa: N818
     """The prompt has come."""
 
@@ -101,15 +96,6 @@ def test_stop_while_the_fork_server_is_starting_ends_the_run(tmp_path: Path) -> 
     assert outcome.stdout.endswith("kill stopped True\n"), outcome
 
 
-def test_exceptions_can_be_pickled_and_copied(kernel: Kernel) -> None:
-    outcome = kernel.execute(
-        "import copy, pickle\n"
-        "try: notebook_launch(lambda: 1 / 0, 2)\n"
-        "except ZeroDivisionError as error: print(type(pickle.loads(pickle.dumps(error))), copy.copy(error))"
-    )
-    assert outcome.stdout.endswith("<class 'ZeroDivisionError'> division by zero\n"), outcome.traceback
-
-
 def test_variables_that_torch_reads_at_its_import_reach_the_ranks(kernel: Kernel) -> None:
     outcome = kernel.execute(
         "def level():\n    import torch.distributed as dist\n    return dist.get_debug_level().name\n"
@@ -123,20 +109,6 @@ def test_variables_that_torch_reads_at_its_import_reach_the_ranks(kernel: Kernel
 def test_forgotten_session_ends_its_ranks(kernel: Kernel) -> None:
     outcome = kernel.execute("s = Session(2); s.run(rank)\ndel s\nimport gc; gc.collect()")
     assert outcome.error is None
-
-
-def test_culprit_outranks_a_value_that_cannot_be_rebuilt(kernel: Kernel) -> None:
-    outcome = kernel.execute(
-        "class Odd:\n"
-        "    def __reduce__(self): return (eval, ('1 / 0',))\n"
-        "def mixed():\n"
-        "    if rank(): time.sleep(0.3); raise ValueError('boom')\n"
-        "    return Odd()\n"
-        "notebook_launch(mixed, 2)"
-    )
-    assert outcome.error == "ValueError: boom"
-    alone = kernel.execute("notebook_launch(Odd, 1)[0]")
-    assert (alone.error or "").startswith("ReturnValueError: rank 0: ")
 
 
 def test_process_in_a_session_of_its_own_does_not_keep_a_dead_ranks_run(kernel: Kernel) -> None:
@@ -166,17 +138,6 @@ def test_call_that_cannot_be_rebuilt_in_a_rank_is_an_arrival_failure(kernel: Ker
     )
     assert (outcome.error or "").startswith("TypeError: Config.__init__() missing 1 required positional argument")
     assert "because the function or an object that it uses could not be rebuilt in the rank." in outcome.traceback
-
-
-def test_function_may_use_its_modules_name(kernel: Kernel) -> None:
-    outcome = kernel.execute(
-        "def train():\n"
-        "    import logging\n"
-        "    return logging.getLogger(__name__).name, __doc__ is None\n"
-        "print(notebook_launch(train, 1)[0])"
-    )
-    assert "an earlier run left on the ranks" not in outcome.stdout
-    assert "('__main__', " in outcome.stdout
 
 
 MULTIPROCESSING_CHILD = """

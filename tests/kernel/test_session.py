@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import builtins
-import gc
 import os
 import signal
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import psutil
 import pytest
 import torch
 import torch.distributed as dist
@@ -18,20 +16,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
 from notebook_launcher import (
-    CallOrderError,
-    CaptureError,
-    LaunchConfig,
-    Run,
     Session,
 )
-from notebook_launcher.kernel import session as session_module
-from notebook_launcher.kernel import session as session_runs
-from notebook_launcher.kernel.plan import make_plan
-from notebook_launcher.kernel.ranks import Ranks
-from notebook_launcher.kernel.run.conclusion import EXIT_BUDGET
 from tests.support.interrupts import interrupt_at
-from tests.support.waiting import until
-from tests.support.warm_kernels import takes_less_than, unchanged, warm_kernel
+from tests.support.warm_kernels import unchanged
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -136,9 +124,6 @@ def step():
 def typo():
     return lerning_rate
 
-def give_model():
-    return model
-
 def sleep():
     print("asleep", flush=True)
     time.sleep(60)
@@ -155,7 +140,7 @@ session.run(wrap)
 BROKEN = "the next run makes a new process group: models that the ranks keep must be wrapped again"
 
 
-@pytest.mark.parametrize("what", ["typo", "give_model", "sleep"])
+@pytest.mark.parametrize("what", ["typo", "sleep"])
 def test_wrapped_models_survive_what_breaks_no_group(kernel: Kernel, what: str) -> None:
     kernel.execute(WRAP)
     if what == "sleep":
@@ -167,7 +152,7 @@ def test_wrapped_models_survive_what_breaks_no_group(kernel: Kernel, what: str) 
         outcome = kernel.wait(cell)
     else:
         outcome = kernel.execute(f"session.run({what})")
-    assert (outcome.error is None) == (what == "give_model")  # A value that cannot travel fails nothing.
+    assert outcome.error is not None
     assert BROKEN not in outcome.stdout
     assert last_line(kernel, "print(*session.run(step))") == "stepped stepped"
 
@@ -182,7 +167,6 @@ def test_session_reports_a_broken_group(kernel: Kernel) -> None:
 
 def test_interrupt_at_any_moment_of_the_start_ends_that_run() -> None:
     def wait() -> None:
-        import time
 
         time.sleep(60)
 
@@ -195,7 +179,7 @@ def test_interrupt_at_any_moment_of_the_start_ends_that_run() -> None:
     sent: list[float] = []
     with Session(2, output="none") as session:
         assert list(session.run(os.getppid))
-        for at in range(25):
+        for at in range(12):
             over = threading.Event()
             thread = threading.Thread(target=interrupt, args=(0.0004 * at,))
             with pytest.raises(KeyboardInterrupt):
@@ -205,7 +189,7 @@ def test_interrupt_at_any_moment_of_the_start_ends_that_run() -> None:
             thread.join()
             assert len(session.launch(os.getpid).result()) == 2
     # Python drops an interrupt that meets it in a weak reference's callback, one in 5,000 here.
-    assert len(sent) <= 26
+    assert len(sent) <= 13
 
 
 @pytest.mark.parametrize("what", ["wait_for_peer", "both_wait"])
@@ -232,31 +216,16 @@ def test_rank_that_died_between_runs_is_replaced(kernel: Kernel) -> None:
     assert outcome.stdout.endswith("2.0 2.0\n")
 
 
-def test_session_whose_rank_was_replaced_closes_without_delay() -> None:
-    def seconds() -> float:
-        with Session(2, output="none") as session:
-            os.kill(first := session.run(os.getpid)[1], signal.SIGKILL)
-            until(lambda: not psutil.pid_exists(first))
-            assert session.run(os.getpid)[1] != first
-            began = time.monotonic()
-            session.close()
-            return time.monotonic() - began
-
-    assert takes_less_than(EXIT_BUDGET, seconds)
-
-
-@pytest.mark.parametrize("module", ["helper_module", "module_elsewhere"])
-def test_session_imports_an_edited_module_again(kernel: Kernel, tmp_path: Path, module: str) -> None:
-    file = f"{tmp_path if module == 'module_elsewhere' else '.'}/{module}.py"
+def test_session_imports_an_edited_module_again(kernel: Kernel, tmp_path: Path) -> None:
     kernel.execute(
-        f"import pathlib, sys; file = pathlib.Path({file!r}); file.write_text('VALUE = 1')\n"
+        f"import pathlib; file = pathlib.Path({str(tmp_path)!r}, 'elsewhere.py'); file.write_text('VALUE = 1')\n"
         f"def use():\n    import sys; sys.path.append({str(tmp_path)!r})\n"
-        f"    import {module}\n    return {module}.VALUE\n"
+        "    import elsewhere\n    return elsewhere.VALUE\n"
     )
     assert last_line(kernel, "print(*session.run(use))") == "1 1"
     for value in (22, 333):  # The same module each time, so that the ranks import nothing that is new by name.
         outcome = kernel.execute(f"file.write_text('VALUE = {value}'); print(*session.run(use))")
-        assert f"{module}.py changed: the ranks import the notebook's own modules again" in outcome.stdout
+        assert "elsewhere.py changed: the ranks import the notebook's own modules again" in outcome.stdout
         assert outcome.stdout.endswith(f"{value} {value}\n")
 
 
@@ -280,13 +249,12 @@ def test_folders_that_the_kernel_adds_to_its_import_path_reach_ranks_in_their_or
     assert last_line(kernel, "print(*session.run(use))") == "(1, 2, 1) (1, 2, 1)"
 
 
-@pytest.mark.parametrize("start_method", ["forkserver", "fork"])
-def test_overwritten_variables_of_ranks_are_reported_once(kernel: Kernel, start_method: str) -> None:
+def test_overwritten_variables_of_ranks_are_reported_once(kernel: Kernel) -> None:
     outcome = kernel.execute(
         "weights, untouched, counter = None, [1], 0\n"
         "def build():\n    global weights, only_here, counter\n    weights = only_here = [2.0]\n    counter = 5\n"
         "def use():\n    return weights, untouched, only_here\n"
-        f"with Session(2, start_method={start_method!r}) as three:\n"
+        "with Session(2) as three:\n"
         "    three.run(build)\n"
         "    for _ in range(3):\n        print(three.run(use)[0])\n",
         timeout=60,
@@ -298,12 +266,6 @@ def test_overwritten_variables_of_ranks_are_reported_once(kernel: Kernel, start_
         "weights: the notebook's value replaced the value that an earlier run left on the ranks. To keep a variable "
         "on the ranks, give it a name that the notebook does not use."
     )
-
-
-def test_session_prints_its_summary_once_and_each_runs_end(kernel: Kernel) -> None:
-    outcome = kernel.execute("with Session(2, monitor=False) as two:\n    two.run(add)\n    two.run(add)")
-    assert outcome.stdout.count("2 CPU ranks, gloo") == 1
-    assert outcome.stdout.count("add: done in ") == 2
 
 
 def test_session_refuses_a_second_run_at_the_same_time(kernel: Kernel) -> None:
@@ -328,16 +290,6 @@ def test_function_may_destroy_the_sessions_group(kernel: Kernel) -> None:
     assert last_line(kernel, code) == "2.0 2.0"
 
 
-def test_interrupt_while_a_session_closes_ends_the_ranks(kernel: Kernel) -> None:
-    cell = kernel.start(
-        "def linger():\n    import atexit; atexit.register(lambda: (print('up', flush=True), time.sleep(60)))\n"
-        "import time\nwith Session(2) as two: two.run(linger)"
-    )
-    kernel.wait(cell, until=lambda outcome: outcome.done or "up" in outcome.stdout)
-    kernel.interrupt()
-    assert kernel.wait(cell).error == "KeyboardInterrupt: "  # `kernel` checks that nothing is left.
-
-
 def test_closing_can_be_interrupted_and_repeated() -> None:
     for number in range(0, 4000, 131):
         session = Session(1, output="none")
@@ -347,105 +299,39 @@ def test_closing_can_be_interrupted_and_repeated() -> None:
         session.close()
 
 
-def test_run_that_an_interrupt_kept_from_beginning_ends_with_its_session() -> None:
-    session = Session(1, output="none")
-    run = session._start(os.getpid, (), None, in_cell=True)
-    session.close()
-    assert run.wait(0)
-
-
-def test_run_that_an_interrupt_kept_from_beginning_ends_when_it_is_forgotten() -> None:
-    ranks = Ranks(make_plan(LaunchConfig(num_processes=1, output="none")), many_calls=False)
-    run = Run.start(ranks, os.getpid, (), None, in_cell=True)
-    assert ranks.tree is not None
-    del run
-    gc.collect()
-    assert ranks.tree is None
-
-
-def test_unclosed_session_goes_with_its_kernel() -> None:
-    with warm_kernel() as kernel:
-        outcome = kernel.execute("session = Session(2)\nlen(session.run(ready))")
-        assert outcome.result == "2", outcome.traceback
-
-
 def test_session_drops_the_arguments_of_earlier_runs(kernel: Kernel) -> None:
     # Large arguments of an earlier run are not kept.
-    kernel.execute("import numpy; big = numpy.ones(50_000_000)\ndef use(x): return float(x[0])")
+    kernel.execute("import numpy; big = numpy.ones(12_500_000)\ndef use(x): return float(x[0])")
     code = (
         "def rss():\n    return int(open('/proc/self/smaps_rollup').read().split('Rss:')[1].split()[0]) / 1000\n"
         "first = session.run(rss)\n"
         "for _ in range(3): session.run(lambda x: float(x.sum()), args=(big,))\n"
-        "print(all(after - before < 200 for before, after in zip(first, session.run(rss))))"
+        "print(all(after - before < 50 for before, after in zip(first, session.run(rss))))"
     )
     assert last_line(kernel, code) == "True"
 
 
-@pytest.mark.parametrize(
-    ("waits_in", "start_method"),
-    [("barrier", "forkserver"), ("backward", "forkserver"), ("new group", "spawn"), ("mesh", "fork")],
-)
-def test_what_holds_a_group_does_not_cost_the_peers_their_memory(waits_in: str, start_method: Any) -> None:
+def test_what_holds_a_group_does_not_cost_the_peers_their_memory() -> None:
     def build() -> None:
         builtins.kept = DistributedDataParallel(torch.nn.Linear(1, 1))  # type: ignore[attr-defined]
         builtins.group = dist.new_group()  # type: ignore[attr-defined]
         builtins.mesh = init_device_mesh("cpu", (1, 2)).get_group(1)  # type: ignore[attr-defined]
 
-    def fail() -> None:
+    def fail(waits_in: str) -> None:
         if dist.get_rank() == 1:
             raise ValueError("boom")
-        match waits_in:
-            case "barrier":
-                dist.barrier()
-            case "backward":
-                builtins.kept(torch.ones(1, 1)).sum().backward()  # type: ignore[attr-defined]
-            case "new group":
-                dist.all_reduce(torch.ones(1), group=builtins.group)  # type: ignore[attr-defined]
-            case _:
-                dist.all_reduce(torch.ones(1), group=builtins.mesh)  # type: ignore[attr-defined]
+        if waits_in == "backward":
+            builtins.kept(torch.ones(1, 1)).sum().backward()  # type: ignore[attr-defined]
+        else:
+            dist.all_reduce(torch.ones(1), group=getattr(builtins, waits_in))
 
-    with Session(2, output="none", devices="cpu", start_method=start_method) as session:
+    with Session(2, output="none", devices="cpu") as session:
         before = list(session.run(os.getpid))
-        session.run(build)
-        with pytest.raises(ValueError, match="boom"):
-            session.run(fail)
-        assert list(session.run(os.getpid)) == before
-
-
-def test_session_with_an_open_debugger_refuses_calls_of_other_threads(monkeypatch):
-    with Session(1, output="none", devices="cpu") as session:
-        calls = [lambda: session.run(int), lambda: session.launch(int), session.debug, session.forget]
-
-        class OpenDebugger:
-            def __init__(self, *_: Any) -> None:
-                pass
-
-            def run(self) -> None:
-                calls.pop()()
-
-        monkeypatch.setattr(session_module, "PostMortem", OpenDebugger)
-        monkeypatch.setattr(session_runs, "frames_to_debug", lambda *_, **__: ())
-        monkeypatch.setattr(session_module, "check_answers", lambda _: None)
-        while calls:
-            with pytest.raises(
-                CallOrderError, match=r"the session is busy with its debugger\. Leave the debugger first: type q"
-            ):
-                session.debug()
-        assert list(session.run(int)) == [0]
-
-
-def test_refused_call_leaves_forgotten_frames_forgotten() -> None:
-    def divide() -> float:
-        return 1 / 0
-
-    with Session(1, output="none", devices="cpu") as session:
-        with pytest.raises(ZeroDivisionError):
-            session.run(divide)
-        session.forget()
-        with pytest.raises(CaptureError, match="lock"):
-            session.run(print, args=(threading.Lock(),))
-        with pytest.raises(CallOrderError, match=r"session\.forget\(\) has released the frames of the last run"):
-            session.debug()
+        for waits_in in ("backward", "group", "mesh"):
+            session.run(build)
+            with pytest.raises(ValueError, match="boom"):
+                session.run(fail, args=(waits_in,))
+            assert list(session.run(os.getpid)) == before, waits_in
 
 
 def test_function_that_answers_a_stop_by_an_exit_leaves_the_ranks_as_they_are(kernel: Kernel) -> None:

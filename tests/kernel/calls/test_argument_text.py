@@ -16,14 +16,14 @@ import numpy as np
 import pytest
 import torch
 
-from notebook_launcher import Results, launch, notebook_launch, open_run, report
+from notebook_launcher import launch, open_run, report
 from notebook_launcher.drawing.run_picture import static_html, static_text
 from notebook_launcher.history.curves import Curves
 from notebook_launcher.kernel.calls.checks import MAX_ARGUMENTS, describe_arguments
 from notebook_launcher.widgets import compare
 from notebook_launcher.widgets.monitor.feed import Feed
 from notebook_launcher.wording import MAX_VALUE, describe_value
-from tests.support.drawn_runs import Balanced, words_of
+from tests.support.drawn_runs import Balanced
 
 if TYPE_CHECKING:
     from notebook_launcher import Run
@@ -162,20 +162,3 @@ def test_comparison_shows_the_argument_in_which_two_runs_differ(runs: list[Run])
     assert comparison.settings == {"arguments.lr": {"A": "0.1", "B": "0.2"}}
     assert "arguments.lr" in repr(comparison)
     assert "<script>" not in comparison._repr_html_()
-
-
-def test_results_are_compared_with_curves_while_their_folder_exists(tmp_path: Path) -> None:
-    def call(lr: float, folder: Path | None) -> Results:
-        return notebook_launch(train, 2, args=(lr,), output="none", runs_folder=folder)
-
-    first, second, without = call(0.1, tmp_path), call(0.2, tmp_path), call(0.3, None)
-    comparison = compare(first, second, without)
-    assert comparison.metrics == ["loss"]
-    assert comparison.settings == {"arguments.lr": {"A": "0.1", "B": "0.2"}}
-    assert {"A: train", "B: train"} <= set(words_of(comparison.svg()))
-    assert without.folder is None
-    assert first.folder is not None
-    for path in first.folder.iterdir():
-        path.unlink()
-    first.folder.rmdir()
-    assert compare(first).metrics == []

@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import functools
-import inspect
 from typing import Any
 
 import pytest
 
 from notebook_launcher import (
-    CallOrderError,
     ConfigError,
-    LaunchConfig,
     Session,
-    context,
     find_executable_batch_size,
     launch,
     notebook_launch,
 )
-from notebook_launcher.kernel.calls.checks import check_call, check_not_in_rank
-from notebook_launcher.messaging import board_layout
-from notebook_launcher.wording import name_of
+from notebook_launcher.kernel.calls.checks import check_call
 
 
 def train(lr: float, epochs: int = 1) -> tuple[float, int]:
@@ -113,23 +107,6 @@ def test_objects_that_cannot_be_called_are_refused(function: Any, args: Any, kwa
         check_call(function, args, kwargs, launcher="notebook_launch(fn, 2")
 
 
-@pytest.mark.parametrize(
-    ("function", "args"),
-    [(sized, (0.1,)), (supplies_the_rate(train), ()), (takes_no_arguments(train), ()), (functools.cache(train), (1,))],
-)
-def test_call_is_checked_against_what_is_really_called(function: Any, args: tuple[Any, ...]) -> None:
-    call = check_call(function, args, {}, launcher="notebook_launch(fn, 2")
-    assert call.fn(*call.args) is not None
-
-
-@pytest.mark.parametrize("launcher", [notebook_launch, launch])
-def test_advice_about_arguments_names_the_launcher(launcher: Any) -> None:
-    with pytest.raises(
-        ConfigError, match=rf"Arguments go by name: {launcher.__name__}\(fn, 2, args=\(\.\.\.\), kwargs="
-    ):
-        launcher(spawned, 2, devices="cpu")
-
-
 def test_advice_about_arguments_in_a_session_shows_a_call_of_the_session() -> None:
     session = Session(2, devices="cpu")
     for name in ("run", "launch"):
@@ -138,7 +115,6 @@ def test_advice_about_arguments_in_a_session_shows_a_call_of_the_session() -> No
     session.close()
 
 
-@pytest.mark.parametrize("launcher", [notebook_launch, launch])
 @pytest.mark.parametrize(
     ("places", "options", "written"),
     [
@@ -150,10 +126,10 @@ def test_advice_about_arguments_in_a_session_shows_a_call_of_the_session() -> No
     ],
 )
 def test_positional_arguments_of_the_function_get_advice(
-    launcher: Any, places: tuple[Any, ...], options: dict[str, Any], written: str
+    places: tuple[Any, ...], options: dict[str, Any], written: str
 ) -> None:
-    with pytest.raises(ConfigError, match=rf"go by name. Write {launcher.__name__}\({written}\)\.$"):
-        launcher(train, *places, **options)
+    with pytest.raises(ConfigError, match=rf"go by name. Write launch\({written}\)\.$"):
+        launch(train, *places, **options)
 
 
 def test_arguments_given_as_options_get_advice() -> None:
@@ -162,59 +138,6 @@ def test_arguments_given_as_options_get_advice() -> None:
         notebook_launch(train, 2, args=(0.1,), epochs=3)
     with pytest.raises(ConfigError, match=r"unknown option epoch=. help\(LaunchConfig\) lists the options"):
         notebook_launch(train, 2, args=(0.1,), epoch=3)
-
-
-@pytest.mark.parametrize("launcher", [notebook_launch, launch, Session.run, Session.launch])
-def test_launcher_shows_its_own_signature(launcher: Any) -> None:
-    kinds = {parameter.kind for name, parameter in inspect.signature(launcher).parameters.items() if name != "options"}
-    assert kinds == {inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY}
-    with pytest.raises(TypeError, match=r"missing .* required positional argument"):
-        launcher()
-
-
-@pytest.mark.parametrize(
-    ("function", "args"),
-    [
-        (Model, ()),
-        (Model().fit, (0.1,)),
-        (Model(), (0.1,)),
-        (functools.partial(train, 0.1), ()),
-        (lambda: 1, ()),
-        (print, ("x",)),
-        (dict, ()),
-    ],
-)
-def test_every_kind_of_callable_passes(function: Any, args: tuple[Any, ...]) -> None:
-    assert check_call(function, args, None, launcher="")[:3] == (function, args, {})
-
-
-def test_name_of_a_callable_is_the_one_that_the_user_knows() -> None:
-    assert name_of(functools.partial(functools.partial(train, 1))) == "train"
-    assert name_of(Model().fit) == "Model.fit"
-
-    def nested():
-        pass
-
-    assert name_of(nested) == "nested"
-    assert name_of(Model()) == "Model"
-
-
-def test_rank_cannot_launch() -> None:
-    own = context.RankContext(
-        rank=1,
-        num_processes=2,
-        pid=0,
-        settings=LaunchConfig().training_settings(),
-        send=lambda _record: None,
-        board=bytearray(board_layout.BOARD_SIZE),
-        rendezvous=None,  # type: ignore[arg-type] # Nothing joins a group here.
-    )
-    context.enter(own)
-    try:
-        with pytest.raises(CallOrderError, match=r"launch was called inside rank 1, which is itself part of a launch"):
-            check_not_in_rank("launch")
-    finally:
-        context.enter(None)
 
 
 class Costly:

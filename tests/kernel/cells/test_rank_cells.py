@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-import textwrap
 import time
 from typing import TYPE_CHECKING
 
@@ -13,8 +12,6 @@ import pytest
 from tests.support.warm_kernels import run_cell
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from tests.support.kernels import Kernel
 
 IMPORTS = "import torch, torch.distributed as dist; rank = dist.get_rank()"
@@ -47,17 +44,6 @@ def test_equal_texts_of_different_contents_get_a_note(notebook: Kernel) -> None:
     assert "contents differ" not in run_cell(notebook, "%%ranks\ntorch.zeros(5000)").stdout
 
 
-def test_statements_and_semicolons_show_nothing(notebook: Kernel) -> None:
-    assert run_cell(notebook, "%%ranks\ny = 1").stdout == ""
-    assert run_cell(notebook, "%%ranks\nrank;  # no value").stdout == ""
-    assert run_cell(notebook, "%%ranks --quiet\nrank").stdout == ""
-
-
-def test_values_of_several_lines_keep_their_columns(notebook: Kernel) -> None:
-    shown = run_cell(notebook, "%%ranks 1\ntorch.eye(2)").stdout
-    assert shown == "[1] tensor([[1., 0.],\n            [0., 1.]])\n"
-
-
 def test_cell_runs_on_the_named_ranks_alone(notebook: Kernel) -> None:
     run_cell(notebook, "%%ranks\nran = False")
     assert run_cell(notebook, "%%ranks 1\nran = True\nprint('here')").stdout == "[rank 1] here\n"
@@ -86,42 +72,16 @@ def test_assignment_brings_all_values_into_the_notebook(notebook: Kernel) -> Non
     assert run_cell(notebook, "got[:]").result == "[0, 2]"
 
 
-def test_push_and_pull_move_tensors(notebook: Kernel) -> None:
-    run_cell(notebook, "import torch; session['sent'] = torch.arange(3.); session['sent', 1] = torch.zeros(1)")
-    assert run_cell(notebook, "session['sent', 0], session['sent', 1]").result == "(tensor([0., 1., 2.]), tensor([0.]))"
-    assert run_cell(notebook, "session.push(p=1, q=2); session.pull('p', 'q')[0]").result == "(1, 2)"
-    assert run_cell(notebook, "session['sent.numel() + rank'][:]").result == "[3, 2]"
-
-
 def test_magics_move_variables_by_name(notebook: Kernel) -> None:
-    run_cell(notebook, "there, more = torch.ones(2), 5\n%push there, more\n%push more -r 1 -s session")
-    run_cell(notebook, "%%ranks\nback = there.sum() * more + rank")
+    run_cell(notebook, "there, more = [1, 1], 5\n%push there, more\n%push more -r 1 -s session")
+    run_cell(notebook, "%%ranks\nback = sum(there) * more + rank")
     run_cell(notebook, "%pull back,more")
-    assert run_cell(notebook, "back[:], more[:]").result == "([tensor(10.), tensor(11.)], [5, 5])"
-    assert run_cell(notebook, "%pull back -r 1\nback").result == "tensor(11.)"
+    assert run_cell(notebook, "back[:], more[:]").result == "([10, 11], [5, 5])"
+    assert run_cell(notebook, "%pull back -r 1\nback").result == "11"
+    assert run_cell(notebook, "session.push(p=1, q=2); session.pull('p', 'q')[0]").result == "(1, 2)"
+    assert run_cell(notebook, "session['p + rank'][:]").result == "[1, 2]"
     for line, words in {"%push nope": "the notebook has no variable 'nope'", "%pull": "name variables, as in"}.items():
         assert notebook.execute(line).stderr.startswith(f"UsageError: {line}: {words}")
-
-
-def test_session_finds_and_removes_a_name(notebook: Kernel) -> None:
-    run_cell(notebook, "session['kept'] = 1; session['own', 0] = 2")
-    assert (
-        run_cell(notebook, "'kept' in session, 'own' in session, ('own', 0) in session").result == "(True, False, True)"
-    )
-    run_cell(notebook, "del session['kept', 1]")
-    assert run_cell(notebook, "'kept' in session, ('kept', 0) in session").result == "(False, True)"
-    run_cell(notebook, "del session['own', 0]")
-    assert run_cell(notebook, "('own', 0) in session").result == "False"
-    assert notebook.execute("del session['own']").error == "NameError: name 'own' is not defined"
-
-
-@pytest.mark.parametrize("names", ["'a', 'b'", "'a', 'b', 'c'"])
-def test_key_of_several_names_is_refused_beside_a_key_with_ranks(notebook: Kernel, names: str) -> None:
-    outcome = notebook.execute(f"session[{names}]")
-    assert outcome.error == (
-        f"ConfigError: session[{names}]: the second item of the key selects ranks, as in session['a', 0]. "
-        f"session.pull({names}) returns several values."
-    )
 
 
 def test_pushed_variable_that_cannot_travel_is_named(notebook: Kernel) -> None:
@@ -130,10 +90,6 @@ def test_pushed_variable_that_cannot_travel_is_named(notebook: Kernel) -> None:
         "CaptureError: `lock` is a _thread.lock"
     )
     assert "`deep['a'][0]` is a _thread.lock" in (notebook.execute("%%ranks --push deep\n1").error or "")
-
-
-def test_exit_in_a_cell_on_ranks_names_the_call_that_ends_the_ranks(notebook: Kernel) -> None:
-    assert "`session.close()` ends the ranks" in notebook.execute("%%ranks\nexit()").traceback
 
 
 def test_value_that_cannot_travel_costs_that_value_alone(notebook: Kernel) -> None:
@@ -151,9 +107,7 @@ def test_traceback_shows_the_lines_of_the_notebooks_cell(notebook: Kernel) -> No
     assert ", line 4, in <module>\n    1 / value" in outcome.traceback
 
 
-@pytest.mark.parametrize(
-    "code", ["z = (", "x = 1\n  y = 2", "return 1"], ids=["SyntaxError", "IndentationError", "refused by the compiler"]
-)
+@pytest.mark.parametrize("code", ["x = 1\n  y = 2", "return 1"], ids=["IndentationError", "refused by the compiler"])
 def test_code_that_does_not_compile_is_shown_once_at_its_line(notebook: Kernel, code: str) -> None:
     outcome = notebook.execute(f"%%ranks 0\n{code}")
     head, empty, place, source, *marks, last = outcome.traceback.splitlines()
@@ -165,12 +119,9 @@ def test_code_that_does_not_compile_is_shown_once_at_its_line(notebook: Kernel, 
     assert place.strip().removeprefix("File ").replace('"', "") in last
 
 
-def test_functions_of_cells_have_source_and_compile(notebook: Kernel) -> None:
+def test_functions_of_cells_have_source(notebook: Kernel) -> None:
     run_cell(notebook, "%%ranks\nimport inspect\ndef twice(x):\n    return 2 * x  # here")
     assert "return 2 * x  # here" in run_cell(notebook, "%%ranks 0\nprint(inspect.getsource(twice))").stdout
-    assert (
-        run_cell(notebook, "%%ranks\nint(torch.compile(twice, backend='eager')(torch.ones(())))").stdout == "[all] 2\n"
-    )
 
 
 def test_await_magics_and_commands_work_on_ranks(notebook: Kernel) -> None:
@@ -194,16 +145,6 @@ def test_cell_that_awaits_runs_in_the_event_loop_and_its_tasks_continue_in_later
     run_cell(notebook, f"%%ranks\n{setting}")
     assert run_cell(notebook, "%%ranks\nkept.get()").stdout == "[0] 0\n[1] 1\n"
     assert run_cell(notebook, "%%ranks\nasyncio.run(tick(3))").stdout == "[all] 3\n"
-
-
-def test_error_and_exit_before_an_await_end_a_cell_as_they_end_others(notebook: Kernel) -> None:
-    outcome = notebook.execute("%%ranks\nimport asyncio\nfirst = 1 / 0\nawait asyncio.sleep(0)")
-    assert (outcome.error or "").startswith("ZeroDivisionError")
-    assert "first = 1 / 0" in outcome.traceback
-    assert "asyncio/" not in outcome.traceback
-    outcome = notebook.execute("%%ranks\nimport sys\nsys.exit(3)\nawait asyncio.sleep(0)")
-    assert "SystemExit: 3" in outcome.traceback
-    assert run_cell(notebook, "%%ranks\nawait asyncio.sleep(0, 'goes on')").stdout == "[all] 'goes on'\n"
 
 
 def test_table_of_the_first_rank_is_shown_as_html(notebook: Kernel) -> None:
@@ -254,27 +195,8 @@ def test_mistakes_are_explained(notebook: Kernel) -> None:
     assert "Pass the code as text" in (notebook.execute("session.execute(print)").error or "")
     assert "pass the name as text" in (notebook.execute("session[0]").error or "")
     assert "pull() names no variable. Write session.pull('x')." in (notebook.execute("session.pull()").error or "")
-    for values in ("1", "[('x', 1)]", "'x'"):
-        assert "pass names and values: session.push(x=1)" in (notebook.execute(f"session.push({values})").error or "")
-    for line in ("--nothing", "0 1", "-h"):
-        assert "`%%ranks?` lists the options." in notebook.execute(f"%%ranks {line}\n1").stderr
-
-
-def test_spaces_beside_a_comma_separate_nothing(notebook: Kernel) -> None:
-    run_cell(notebook, "spaced, apart = 1, 2")
-    assert run_cell(notebook, "%%ranks 0, 1 -p spaced , apart\nspaced, apart").stdout == "[all] (1, 2)\n"
-
-
-def test_working_directory_of_the_ranks_changes_with_its_magic(notebook: Kernel) -> None:
-    assert run_cell(notebook, "%%ranks\nimport os\n%cd -q /\nos.getcwd()").stdout == "[all] '/'\n"
-    assert run_cell(notebook, "%%ranks\n%cd -q -\nos.getcwd() == '/'").stdout == "[all] False\n"
-    assert "_dh" not in run_cell(notebook, "session.who()").stdout
-
-
-def test_matplotlib_magic_of_notebooks_changes_nothing_on_ranks(notebook: Kernel) -> None:
-    code = "%%ranks\n%matplotlib inline\nimport matplotlib.pyplot as plt\nplt.plot([rank, 1]);"
-    outcome = run_cell(notebook, code)
-    assert sum("image/png" in display["data"] for display in outcome.displays) == 1
+    assert "pass names and values: session.push(x=1)" in (notebook.execute("session.push('x')").error or "")
+    assert "`%%ranks?` lists the options." in notebook.execute("%%ranks --nothing\n1").stderr
 
 
 def test_name_that_only_the_notebook_has_comes_with_advice(notebook: Kernel) -> None:
@@ -304,24 +226,6 @@ def test_rich_output_is_that_of_the_chosen_rank_or_of_all(notebook: Kernel) -> N
     )
 
 
-def test_change_of_the_folder_leaves_no_file(notebook: Kernel, tmp_path: Path) -> None:
-    run_cell(notebook, f"%%ranks\n%cd -q {tmp_path}\n%cd -q -")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_figures_of_every_rank_are_in_tabs(notebook: Kernel) -> None:
-    code = "%%ranks -d all\nimport matplotlib.pyplot as plt\nplt.plot([rank, 1]);"
-    outcome = run_cell(notebook, code)
-    (shown,) = [
-        display["data"]["text/html"] for display in outcome.displays if "radio" in display["data"].get("text/html", "")
-    ]
-    assert shown.count("data:image/png;base64,iVBOR") == 2
-
-
-def test_time_of_each_rank_is_shown_on_request(notebook: Kernel) -> None:
-    assert re.fullmatch(r"\[0\] [\d.]+ .?s  \[1\] [\d.]+ .?s\n", run_cell(notebook, "%%ranks --time\npass").stdout)
-
-
 def test_table_of_variables_marks_those_that_differ(notebook: Kernel) -> None:
     run_cell(notebook, "%%ranks\nequal = torch.ones(2, 3)\nother = torch.full((2,), float(rank))\nif rank: lonely = 1")
     run_cell(notebook, "%%ranks\nlayer = torch.nn.Linear(2, 1)\nwith torch.no_grad(): layer.weight.fill_(rank)")
@@ -334,30 +238,6 @@ def test_table_of_variables_marks_those_that_differ(notebook: Kernel) -> None:
     }
     assert run_cell(notebook, "'layer' in names.differing, 'equal' in names.differing").result == "(True, False)"
     assert "only rank 1" in run_cell(notebook, "print(names)").stdout
-
-
-def test_functions_are_compared_with_their_names_defaults_and_captured_values(notebook: Kernel) -> None:
-    define = """
-    def make(held):
-        def inner(): return held
-        return inner
-    if rank:
-        def act(x): return torch.cos(x)
-    else:
-        def act(x): return torch.sin(x)
-    def default(lr=rank): return lr
-    def nested(): return [one for one in (lambda: rank)()]
-    captured, alike = make(rank), make(1)
-    """
-    run_cell(notebook, "%%ranks" + textwrap.dedent(define))
-    names = "{n: session.who()[n].state for n in ('act', 'default', 'nested', 'captured', 'alike')}"
-    assert ast.literal_eval(run_cell(notebook, names).result or "") == {
-        "act": "differs",
-        "default": "differs",
-        "nested": "same",
-        "captured": "differs",
-        "alike": "same",
-    }
 
 
 COMPLETE = """
@@ -387,13 +267,6 @@ def test_names_of_the_ranks_complete_inside_their_cells_alone(notebook: Kernel) 
     run_cell(notebook, "busy.stop()")
 
 
-def test_objects_of_the_ranks_are_inspected_in_their_cells(notebook: Kernel) -> None:
-    run_cell(notebook, "session.execute('def documented(x):\\n    \"On the ranks.\"')")
-    reply = "get_ipython().kernel.do_inspect('%%ranks\\ndocumented(', 18)"
-    assert "On the ranks." in (run_cell(notebook, f"{reply}['data']['text/plain']").result or "")
-    assert run_cell(notebook, "get_ipython().kernel.do_inspect('documented(', 10)['found']").result == "False"
-
-
 LOOK = """
 def look():
     import linecache, os
@@ -412,7 +285,7 @@ def test_many_cells_leave_no_descriptors_lines_or_folders(notebook: Kernel) -> N
     run_cell(notebook, f"import os\nhome = os.environ['NOTEBOOK_LAUNCHER_RUNS']\n{LOOK}session.execute({LOOK!r})")
     seen = "look(), session.execute('look()')[:], len(os.listdir(home)) if os.path.exists(home) else 0"
     (fds, lines), ranks, folders = ast.literal_eval(run_cell(notebook, seen).result or "")
-    run_cell(notebook, "for number in range(100): session.execute(f'def made(): return {number}\\nmade()')")
+    run_cell(notebook, "for number in range(40): session.execute(f'def made(): return {number}\\nmade()')")
     run_cell(notebook, "session.execute('print(1)')")
     assert "ZeroDivisionError" in (notebook.execute("%%ranks\n1 / 0").error or "")
     (later_fds, later_lines), later_ranks, later_folders = ast.literal_eval(run_cell(notebook, seen).result or "")

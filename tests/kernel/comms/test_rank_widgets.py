@@ -130,14 +130,6 @@ def test_output_widget_takes_what_is_printed_and_shown(notebook: Kernel) -> None
     assert cleared.stdout == "[0] 0\n"
 
 
-def test_widget_that_the_cell_does_not_show_is_text_with_the_reason(notebook: Kernel) -> None:
-    tabs = run_cell(notebook, "%%ranks --display all\nw.Text(str(rank))")
-    assert tabs.of("comm_open") == []
-    assert "(shown as text, because no cell shows widgets of this run)" in tabs.stdout
-    captured = run_cell(notebook, "%%capture kept\nsession.execute_cell('w.Text()')")
-    assert captured.of("comm_open") == []
-
-
 def test_widget_of_another_rank_is_shown_when_a_cell_asks_for_it(notebook: Kernel) -> None:
     made = run_cell(notebook, "%%ranks\nhidden = w.Valid(description=str(rank))")
     assert {content["data"]["state"].get("description") for content in made.of("comm_open")} >= {"0"}

@@ -33,39 +33,12 @@ def test_text_comes_after_the_cells_own_output(kernel):
     assert outcome.stdout == "before\nafter\nend\n"
 
 
-def test_text_keeps_the_name_of_its_stream(kernel):
-    outcome = kernel.execute(MAKE + "sink.text('stderr', 'e\\n'); sink.text('stdout', 'o\\n')")
-    assert outcome.streams == [("stderr", "e\n"), ("stdout", "o\n")]
-
-
-def test_thread_writes_into_the_cell_that_launched_even_after_its_end(kernel):
-    late = """
-import threading
-go = threading.Event()
-def later():
-    go.wait()
-    sink.text("stdout", "late\\n")
-    sink.display({"text/plain": "figure", "image/png": b"\\x89PNG"})
-thread = threading.Thread(target=later); thread.start()
-"""
-    first = kernel.execute(MAKE + late)
-    second = kernel.execute("go.set(); thread.join()")
-    first = kernel.wait(first.msg_id, until=lambda outcome: outcome.displays)
-    assert first.stdout == "late\n"
-    assert first.displays[0]["data"] == {"text/plain": "figure", "image/png": "iVBORw=="}
-    assert not second.streams
-
-
 def test_live_area_is_one_display_that_is_emptied_at_the_end(kernel):
     outcome = kernel.execute(MAKE + "for text in ('1 %', '2 %', '2 %'): sink.status(text)\nsink.close(); sink.close()")
     (display,) = outcome.displays
     assert display["data"] == {"text/plain": "1 %"}
     assert [update["data"]["text/plain"] for update in outcome.updates] == ["2 %", ""]
     assert {update["transient"]["display_id"] for update in outcome.updates} == {display["transient"]["display_id"]}
-
-
-def test_no_live_area_is_sent_without_a_status(kernel):
-    assert not kernel.execute(MAKE + "sink.status(''); sink.close()").messages[2:]
 
 
 def test_live_area_is_sent_again_after_clear_output(kernel):
@@ -89,43 +62,6 @@ def test_display_is_updated_by_its_id(kernel):
     }
     assert outcome.updates[0]["data"] == {"text/plain": "b"}
     assert outcome.displays[1]["data"] == {"text/html": "<b>t</b>", "text/plain": "t"}
-
-
-def test_capture_gets_the_output(kernel):
-    work = "sink.text('stdout', 'o\\n'); sink.text('stderr', 'e\\n')\nsink.status('bar'); sink.html('<b>', 'rich')"
-    captured = kernel.execute("%%capture box\n" + MAKE + work)
-    assert not captured.streams + captured.displays
-    assert kernel.execute("(box.stdout, box.stderr, box.outputs[0].data)").result == (
-        "('o\\n', 'e\\n', {'text/html': '<b>', 'text/plain': 'rich'})"
-    )
-
-
-def test_redirect_stdout_gets_standard_output_alone(kernel):
-    outcome = kernel.execute(
-        "import contextlib, io\nbox = io.StringIO()\nwith contextlib.redirect_stdout(box):\n    "
-        + MAKE.replace("\n", "\n    ").rstrip()
-        + "\nsink.text('stdout', 'o\\n'); sink.text('stderr', 'e\\n')\nbox.getvalue()"
-    )
-    assert outcome.result == "'o\\n'"
-    assert outcome.streams == [("stderr", "e\n")]
-
-
-def test_ask_gets_the_answer(kernel):
-    asked = []
-
-    def answer(prompt, password):
-        asked.append((prompt, password))
-        return "yes"
-
-    asking = "ask('[rank 1] sure? ') + ask('key: ', password=True)"
-    code = f"from notebook_launcher.kernel.display.questions import ask\n{asking}"
-    assert kernel.execute(code, answer_input=answer).result == "'yesyes'"
-    assert asked == [("[rank 1] sure? ", False), ("key: ", True)]
-
-
-def test_ask_explains_that_the_front_end_cannot_be_asked(kernel):
-    outcome = kernel.execute("from notebook_launcher.kernel.display.questions import ask\nask('[rank 1] sure? ')")
-    assert outcome.error.startswith("EOFError: no answer to '[rank 1] sure? ': this front end cannot ask for input")
 
 
 def test_ask_explains_that_standard_input_has_ended(monkeypatch):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.first_cell import DEFINITIONS, FORKED
+from tests.support.first_cell import DEFINITIONS
 from tests.support.warm_kernels import evaluate
 
 if TYPE_CHECKING:
@@ -23,15 +23,15 @@ KERNEL_CODE = DEFINITIONS + "def rank(): return int(os.environ['RANK'])"
 
 def test_every_line_is_whole_labelled_and_in_order(kernel: Kernel) -> None:
     outcome = kernel.execute(
-        "def talk():\n    for i in range(1000): print('a', rank(), i)\nnotebook_launch(talk, 4, monitor=False)",
+        "def talk():\n    for i in range(300): print('a', rank(), i)\nnotebook_launch(talk, 2, monitor=False)",
         timeout=60,
     )
     assert outcome.error is None
     lines = [re.fullmatch(r"\[rank (\d)\] a (\d) (\d+)", line) for line in outcome.stdout.splitlines()[1:-1]]
-    assert len(lines) == 4000
+    assert len(lines) == 600
     assert all(lines)
-    for rank in "0123":
-        assert [int(line[3]) for line in lines if line and line[1] == line[2] == rank] == list(range(1000))
+    for rank in "01":
+        assert [int(line[3]) for line in lines if line and line[1] == line[2] == rank] == list(range(300))
 
 
 def test_loop_of_equal_launches_shows_its_first_line_once(kernel: Kernel) -> None:
@@ -44,28 +44,17 @@ def test_loop_of_equal_launches_shows_its_first_line_once(kernel: Kernel) -> Non
         assert sum(line.startswith("train: done in ") for line in lines) == 4
 
 
-def test_stop_shows_no_stacks_without_output(kernel: Kernel) -> None:
-    outcome = kernel.execute(
-        "def stuck():\n    import torch.distributed as dist\n    rank() or time.sleep(60)\n    dist.barrier()\n"
-        "run = launch(stuck, 2, output='none')\n"
-        "while not any('barrier' in str(stack.waiting_in) for stack in run.stacks()): time.sleep(0.01)\n"
-        "run.stop(); run.snapshot().waiting"
-    )
-    assert outcome.stdout == ""
-    assert "rank 1 was in barrier" in (outcome.result or "")
-
-
-def test_million_lines_do_not_stall_the_run(kernel: Kernel) -> None:
+def test_flood_of_lines_does_not_stall_the_run(kernel: Kernel) -> None:
     began = time.monotonic()
     outcome = kernel.execute(
-        "def flood():\n    for i in range(500_000): print('line', i)\n"
+        "def flood():\n    for i in range(100_000): print('line', i)\n"
         "run = launch(flood, 2); results = run.result()\n"
-        "print([(log.count('\\n'), log.endswith('line 499999\\n')) for log in (run.logs(0), run.logs(1))]); del run",
+        "print([(log.count('\\n'), log.endswith('line 99999\\n')) for log in (run.logs(0), run.logs(1))]); del run",
         timeout=60,
     )
     seconds = time.monotonic() - began
     assert outcome.error is None
-    assert outcome.stdout.endswith("[(500000, True), (500000, True)]\n")
+    assert outcome.stdout.endswith("[(100000, True), (100000, True)]\n")
     assert " of ranks 0, 1 left out here; run.logs(rank) has all ..." in outcome.stdout
     assert len(outcome.streams) < 10 + 5 * seconds
     assert 2_000 < outcome.stdout.count("\n") < 10_000  # Equal lines of both ranks are one line here.
@@ -81,16 +70,6 @@ def test_flood_of_a_run_without_a_handle_names_the_call_that_reads_all_of_it(ker
     logs = where.replace("(rank)", "(1)")
     found = kernel.execute(f"print({logs} == ''.join(f'line {{i}}\\n' for i in range(20_000)))")
     assert found.stdout == "True\n", found.traceback
-
-
-@pytest.mark.parametrize(("output", "expected"), [("all", {"0", "1"}), ("rank0", {"0"}), ("none", set())])
-def test_output_option_selects_the_ranks_that_are_shown(kernel: Kernel, output: str, expected: set[str]) -> None:
-    outcome = kernel.execute(
-        f"run = launch(lambda: print('from', rank()), 2, output={output!r}); run.wait(); print(run.logs(1))"
-    )
-    assert set(re.findall(r"\] from (\d)", outcome.stdout)) == expected
-    assert outcome.stdout.endswith("from 1\n\n")
-    assert ("CPU ranks" in outcome.stdout) == (output != "none")
 
 
 def test_output_of_c_code_and_children_arrives(kernel: Kernel) -> None:
@@ -111,23 +90,6 @@ def test_run_prints_a_first_and_a_last_line(kernel: Kernel) -> None:
     first, last = outcome.stdout.splitlines()
     assert re.fullmatch(r"train: 2 CPU ranks, gloo, \d threads? each, .*, seed 7", first)
     assert re.fullmatch(r"train: done in [\d.]+ m?s", last)
-
-
-def test_displays_of_rank_0_appear_in_the_cell(kernel: Kernel) -> None:
-    outcome = kernel.execute(
-        "def show():\n"
-        "    from IPython.display import display, HTML, clear_output\n"
-        "    import matplotlib.pyplot as plt\n"
-        "    display(HTML(f'<b>{rank()}</b>'))\n"
-        "    plt.plot([1, 2, 3])\n"
-        "notebook_launch(show, 2, monitor=False)"
-    )
-    assert outcome.error is None
-    assert [d["data"].get("text/html") for d in outcome.displays] == ["<b>0</b>", None]
-    assert outcome.displays[1]["data"]["image/png"]
-    both = kernel.execute("notebook_launch(show, 2, display='all', monitor=False)")
-    assert sorted(d["data"]["text/html"] for d in both.displays if "text/html" in d["data"]) == ["<b>0</b>", "<b>1</b>"]
-    assert not kernel.execute("notebook_launch(show, 2, display='none', monitor=False)").displays
 
 
 def shown_at_last(kernel: Kernel, code: str) -> list[str]:
@@ -184,17 +146,6 @@ def test_last_line_comes_after_lines_without_an_end(kernel: Kernel, text: str) -
     lines = shown_at_last(kernel, f"notebook_launch(lambda: print({text!r}, end=''), 1, monitor=False)")
     assert lines[1:-1] == text.replace("\r\n", "\n").removeprefix("\r").split("\n")
     assert lines[-1].startswith("<lambda>: done in ")
-
-
-def test_functions_that_ask_can_be_captured(kernel: Kernel) -> None:
-    outcome = kernel.execute(
-        "from getpass import getpass\n"
-        "ask = input\n"
-        "print(notebook_launch(lambda: ask('name? ') + getpass('password: '), 1)[0])",
-        answer_input=lambda prompt, _password: prompt[-3],
-    )
-    assert outcome.error is None, outcome.traceback
-    assert outcome.stdout.endswith("\ned\n")
 
 
 def test_input_and_breakpoint_ask_in_the_cell(kernel: Kernel) -> None:
@@ -282,18 +233,17 @@ def test_timeout_and_restarts_are_reported(kernel: Kernel) -> None:
     assert kernel.execute("print(sys.last_value.results.timed_out, sys.last_value.rank)").stdout == "True None\n"
 
 
-@pytest.mark.parametrize("start_method", FORKED)
-def test_capture_magic_captures_the_ranks_output(kernel: Kernel, start_method: str) -> None:
-    kernel.execute(f"%%capture captured\nnotebook_launch(hello, 2, start_method={start_method!r})")
+def test_capture_magic_captures_the_ranks_output(kernel: Kernel) -> None:
+    kernel.execute("%%capture captured\nnotebook_launch(hello, 2)")
     stdout, stderr = evaluate(kernel, "captured.stdout, captured.stderr")
     assert "] out\n" in stdout
     assert "] err\n" in stderr
 
     outcome = kernel.execute(
-        f"""
+        """
         out, err = io.StringIO(), io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            notebook_launch(hello, 2, start_method={start_method!r})
+            notebook_launch(hello, 2)
         out.getvalue(), err.getvalue()
         """
     )
@@ -304,54 +254,38 @@ def test_capture_magic_captures_the_ranks_output(kernel: Kernel, start_method: s
     assert "] err\n" in stderr
 
 
-@pytest.mark.parametrize("start_method", FORKED)
-def test_replaced_standard_output_gets_the_ranks_output(kernel: Kernel, start_method: str) -> None:
+def test_cell_names_a_wait_once_and_its_end(kernel: Kernel) -> None:
     outcome = kernel.execute(
-        f"""
-        class Tee:
-            def __init__(self, stream):
-                self.stream, self.texts = stream, []
-            def write(self, text):
-                self.texts.append(text)
-                return self.stream.write(text)
-            def flush(self):
-                self.stream.flush()
-        own, sys.stdout = sys.stdout, Tee(sys.stdout)
-        try:
-            notebook_launch(hello, 2, start_method={start_method!r})
-            texts = "".join(sys.stdout.texts)
-        finally:
-            sys.stdout = own
-        texts
-        """
+        "def train():\n"
+        "    for _ in range(2):\n"
+        "        if rank() == 1: time.sleep(1)\n"
+        "        dist.all_reduce(torch.ones(1))\n"
+        "notebook_launch(train, 2, hang_notice=0.3, monitor=False)"
     )
     assert outcome.error is None, outcome.traceback
-    assert outcome.result is not None
-    assert "] out\n" in outcome.stdout
-    assert "] out\n" in ast.literal_eval(outcome.result)
+    assert outcome.stderr == ""
+    told = [line for line in outcome.stdout.splitlines() if "waited" in line]
+    assert len(told) == 2, told
+    waited = r"waited [\d.]+ m?s in all_reduce \(Cell In\[\d+\], line 4\)"
+    assert re.fullmatch(rf"rank 0 has {waited}; rank 1 is at line 3: if rank\(\) == 1: time\.sleep\(1\)", told[0])
+    assert re.fullmatch(rf"rank 0 {waited}; the run continues", told[1])
 
 
-def test_logging_configured_in_the_kernel_works_in_ranks(kernel: Kernel) -> None:
+def test_rank_that_asks_the_user_causes_no_hang_notice(kernel: Kernel) -> None:
+    def answer(_prompt: str, _password: bool) -> str:  # how the harness calls it
+        time.sleep(0.6)  # The user thinks, for much longer than a notice takes.
+        return "me"
+
     outcome = kernel.execute(
-        """
-        import logging
-        handler = logging.StreamHandler(sys.stdout)
-        logging.getLogger("mine").addHandler(handler)
-        def log():
-            logging.getLogger("mine").warning("logged")
-        notebook_launch(log, 1, start_method="fork", output="none")
-        notebook_launch(log, 1, start_method="fork")
-        logging.getLogger("mine").warning("kernel logs on")
-        logging.getLogger("mine").removeHandler(handler)
-        """
+        "def train():\n    if rank() == 1: input('name? ')\n    dist.barrier()\n"
+        "notebook_launch(train, 2, hang_notice=0.1, monitor=False)",
+        answer_input=answer,
     )
     assert outcome.error is None, outcome.traceback
-    assert outcome.stdout.count("logged\n") == 1
-    assert outcome.stdout.endswith("kernel logs on\n")
+    assert "waited" not in outcome.stdout
 
 
-@pytest.mark.parametrize("start_method", FORKED)
-def test_matplotlib_backends_show_figures_of_ranks(module_kernel: Kernel, tmp_path: Path, start_method: str) -> None:
+def test_matplotlib_backends_show_figures_of_ranks(module_kernel: Kernel, tmp_path: Path) -> None:
     """The kernel's inline backend opens files that stay open."""
     outcome = module_kernel.execute(
         f"""
@@ -367,8 +301,8 @@ def test_matplotlib_backends_show_figures_of_ranks(module_kernel: Kernel, tmp_pa
             plt.savefig(f"{tmp_path}/{{os.environ['RANK']}}.png")
             if backend:
                 plt.close(figure)
-        notebook_launch(draw, 2, args=(None,), start_method={start_method!r}, monitor=False)
-        notebook_launch(draw, 2, args=("agg",), start_method={start_method!r}, monitor=False)
+        notebook_launch(draw, 2, args=(None,), start_method="fork", monitor=False)
+        notebook_launch(draw, 2, args=("agg",), start_method="fork", monitor=False)
         plt.close("all")
         """
     )

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support.kernels import Kernel
-
 if TYPE_CHECKING:
-    from tests.support.kernels import Outcome
+    from tests.support.kernels import Kernel, Outcome
 
 KERNEL_CODE = "def rank(): return int(os.environ['RANK'])"
 
@@ -19,11 +15,6 @@ KERNEL_CODE = "def rank(): return int(os.environ['RANK'])"
 @pytest.fixture(scope="module")
 def kernel(module_kernel: Kernel) -> Kernel:
     return module_kernel
-
-
-@pytest.fixture(params=[True, False], ids=["in a front end", "in a program"])
-def has_audience(request: pytest.FixtureRequest) -> bool:
-    return bool(request.param)
 
 
 def run(kernel: Kernel, code: str, *, has_audience: bool) -> Outcome:
@@ -44,6 +35,7 @@ def outputs(outcome: Outcome) -> list[tuple[str, Any]]:
     return kept
 
 
+@pytest.mark.parametrize("has_audience", [True, False], ids=["in a front end", "in a program"])
 def test_short_run_leaves_one_line_that_opens_to_its_record_after_what_was_printed(
     kernel: Kernel, *, has_audience: bool
 ) -> None:
@@ -66,27 +58,6 @@ def test_short_run_leaves_one_line_that_opens_to_its_record_after_what_was_print
     assert outcome.result == "Results of 2 ranks: all returned None"
 
 
-def test_run_that_ends_while_its_monitor_is_imported_leaves_one_picture() -> None:
-    code = (
-        "class Patient:\n"
-        "    def find_spec(self, name, path=None, target=None):\n"
-        "        if name == 'notebook_launcher.widgets.auto':\n"
-        "            open('imports', 'w').close(); run.wait()\n"
-        "sys.meta_path.insert(0, Patient())\n"
-        "def train():\n"
-        "    while not os.path.exists('imports'): time.sleep(0.01)\n"
-        "    print('last')\n"
-        "run = launch(train, 2)"
-    )
-    with tempfile.TemporaryDirectory() as folder, Kernel(cwd=Path(folder)) as kernel:
-        assert kernel.execute("import os, sys, time; from notebook_launcher import launch").error is None
-        cell = kernel.start(code, allow_stdin=True)
-        outcome = kernel.wait(cell, until=lambda outcome: "train: done in " in str(outcome.of("display_data")))
-        widgets = kernel.execute("import ipywidgets; len(ipywidgets.widgets.widget._instances)")
-    assert [kind for kind, _ in outputs(outcome)] == ["text", "text", "picture"]
-    assert widgets.result == "0"
-
-
 def test_interrupt_while_the_monitor_is_made_stops_the_run_and_leaves_one_picture(kernel: Kernel) -> None:
     code = (
         "import ipywidgets, signal\n"
@@ -107,21 +78,21 @@ def test_interrupt_while_the_monitor_is_made_stops_the_run_and_leaves_one_pictur
     assert kernel.execute("del made, press, ipywidgets").error is None
 
 
-def test_run_with_curves_leaves_them_after_what_was_printed(kernel: Kernel, *, has_audience: bool) -> None:
+def test_run_with_curves_leaves_them_after_what_was_printed(kernel: Kernel) -> None:
     code = (
         "def train():\n"
         "    for i in range(13): time.sleep(0.1); report(loss=i)\n"
         "    print('last')\n"
         "results = notebook_launch(train, 2)"
     )
-    text, (_, tables), (_, drawing) = outputs(run(kernel, code, has_audience=has_audience))[-3:]
+    text, (_, tables), (_, drawing) = outputs(run(kernel, code, has_audience=True))[-3:]
     assert text == ("text", "[ranks 0,1] last\n")
     assert tables["text/plain"].startswith("train on 2 ranks: done, ")
     assert not tables["text/html"].startswith("<details")
     assert "image/svg+xml" in drawing
 
 
-def test_failure_that_a_cell_raises_is_shown_once_in_a_folded_picture(kernel: Kernel, *, has_audience: bool) -> None:
+def test_failure_that_a_cell_raises_is_shown_once_in_a_folded_picture(kernel: Kernel) -> None:
     code = (
         "def train():\n"
         "    for i in range(13): time.sleep(0.1); report(loss=i)\n"
@@ -129,7 +100,7 @@ def test_failure_that_a_cell_raises_is_shown_once_in_a_folded_picture(kernel: Ke
         "    time.sleep(60)\n"
         "notebook_launch(train, 2)"
     )
-    outcome = run(kernel, code, has_audience=has_audience)
+    outcome = run(kernel, code, has_audience=True)
     _, picture = outputs(outcome)[-1]
     assert picture["text/plain"].startswith("train: failed after ")
     assert picture["text/plain"].endswith(" on rank 1")
@@ -140,7 +111,7 @@ def test_failure_that_a_cell_raises_is_shown_once_in_a_folded_picture(kernel: Ke
     assert outcome.traceback.count("boom at last") == 1
 
 
-def test_failure_that_no_cell_raises_is_shown_in_full_by_its_picture(kernel: Kernel, *, has_audience: bool) -> None:
+def test_failure_that_no_cell_raises_is_shown_in_full_by_its_picture(kernel: Kernel) -> None:
     code = (
         "def train():\n"
         "    time.sleep(1.3)\n"
@@ -148,16 +119,9 @@ def test_failure_that_no_cell_raises_is_shown_in_full_by_its_picture(kernel: Ker
         "    time.sleep(60)\n"
         "run = launch(train, 2)"
     )
-    cell = kernel.start(code, allow_stdin=has_audience)
+    cell = kernel.start(code, allow_stdin=False)
     outcome = kernel.wait(cell, until=lambda outcome: "boom alone" in str(outputs(outcome)))
     _, picture = outputs(outcome)[-1]
     assert "\n    ValueError: boom alone\n" in picture["text/plain"]
     assert "boom alone" not in outcome.stdout
     assert kernel.execute("del run").error is None
-
-
-def test_run_of_less_than_a_second_leaves_a_line_of_text(kernel: Kernel) -> None:
-    outcome = run(kernel, "results = notebook_launch(lambda: print('hi'), 2)", has_audience=True)
-    assert outcome.stdout.splitlines()[-2] == "[ranks 0,1] hi"
-    assert outcome.stdout.splitlines()[-1].startswith("<lambda>: done in ")
-    assert not outcome.displays

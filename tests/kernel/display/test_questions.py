@@ -36,15 +36,3 @@ def test_questions_that_wait_at_an_interrupt_are_dropped(monkeypatch: pytest.Mon
     assert questions.answer_all(lambda: None, lambda _: None, stops.append, end_at_third_look)
     assert asked == ["[rank 0] name? "]
     assert stops == [False]
-
-
-def test_end_of_a_run_at_an_interrupt_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    over: Latch[None] = Latch()
-    questions = Questions(over)
-    questions.put(Question(0, InputRequest(prompt="name? ", password=False, number=1), 0))
-
-    def interrupt(_: str) -> str:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("builtins.input", interrupt)
-    assert questions.answer_all(lambda: None, lambda _: None, lambda _: over.set(None))

@@ -12,14 +12,6 @@ from notebook_launcher.kernel.display.kept_lines import RankLog
 from tests.support.console_cell import Cell
 
 
-def test_log_keeps_both_streams_in_order_of_arrival():
-    cell = Cell()
-    cell.feed("a")
-    cell.feed("E\n", stream="stderr")
-    cell.feed("b\n")
-    assert cell.console.logs[0].text() == "aE\nb\n"
-
-
 def test_order_of_arrival_is_known_for_the_newest_output():
     cell = Cell(num_processes=3, output="rank0")
     cell.feed("old\n", rank=2)
@@ -41,13 +33,6 @@ def test_tail_returns_the_last_lines_of_a_log(num_lines):
     log.write("\n".join(lines) + "\n")
     log.write("last\n")
     assert log.tail(num_lines) == tuple([*lines, "last"][-num_lines:] if num_lines else [])
-
-
-def test_tail_shows_the_last_state_of_a_bar():
-    log = RankLog()
-    assert log.tail(3) == ()
-    log.write("a\n\r10 %\r90 %\nunfinished")
-    assert log.tail(3) == ("a", "90 %", "unfinished")
 
 
 def test_log_leaves_memory_and_no_file_with_a_name(tmp_path, monkeypatch):

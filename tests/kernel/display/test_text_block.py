@@ -23,17 +23,6 @@ def test_size_in_a_message_counts_quotes_escapes_and_utf8(text: str, size: int) 
     assert num_bytes(text) == size
 
 
-def test_block_counts_a_label_for_each_of_its_lines() -> None:
-    block = block_of("one", "", "two")
-    assert block.num_lines == 3
-    assert block.message_size(label_size=9) == num_bytes("one\n\ntwo\n") + 3 * 9
-
-
-def test_pieces_are_of_the_same_rank_and_stream() -> None:
-    first, second = block_of("one", "two").cut(4)
-    assert (first, second) == (block_of("one"), block_of("two"))
-
-
 def fits_size(block: TextBlock, limit: int) -> bool:
     return len(block.text) <= limit
 

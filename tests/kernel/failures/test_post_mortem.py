@@ -79,11 +79,6 @@ def answered(kernel: Kernel, code: str, *commands: str) -> tuple[Outcome, list[s
     return kernel.execute(code, answer_input=answers), answers.prompts
 
 
-def test_memory_of_kept_frames_below_a_megabyte_is_not_reported(session: Kernel) -> None:
-    failed = session.execute("session.run(lambda: 1 / 0)")
-    assert re.search(r"session\.debug\(\) opens a debugger where rank \d failed\.\n", failed.traceback)
-
-
 def test_debug_opens_the_frames_of_the_culprit(session: Kernel) -> None:
     failed = session.execute("session.run(train)")
     assert failed.error == "ValueError: bad batch"
@@ -112,17 +107,9 @@ def test_debug_magic_opens_the_rank_of_the_last_exception(session: Kernel) -> No
     assert "7\n" in outcome.stdout
 
 
-def test_debug_magic_leaves_other_exceptions_to_ipython(session: Kernel) -> None:
-    session.execute("def here():\n    mine = 12345\n    1 / 0\nhere()")
-    outcome, prompts = answered(session, "%debug", "p mine", "q")
-    assert prompts == ["ipdb> "] * 2, (outcome.traceback, outcome.stdout)
-    assert "12345" in outcome.stdout
-
-
 @pytest.mark.parametrize("call", [
     "notebook_launch(train, 2, output='none')",
     "notebook_launch(train, 2, outptu='none')",  # An error before any rank starts.
-    "launch(train, 2).result()",
 ])  # fmt: skip
 def test_debug_magic_after_a_single_launch_opens_the_cell(module_kernel: Kernel, call: str) -> None:
     failed = module_kernel.execute(f"from notebook_launcher import launch\nattempt = 7\n{call}")
@@ -133,15 +120,6 @@ def test_debug_magic_after_a_single_launch_opens_the_cell(module_kernel: Kernel,
     assert "7\n" in outcome.stdout
     assert call in re.sub(r"\x1b\[[0-9;]*m", "", outcome.stdout)
     assert "notebook_launcher/" not in outcome.stdout
-
-
-def test_victims_frames_can_be_looked_into(session: Kernel) -> None:
-    """The debugger opens at the user's line, from which the rank was interrupted in torch."""
-    outcome, prompts = answered(session, "session.debug(0)", "p weights.shape", "where", "q")
-    assert prompts == ["(rank 0 pdb) "] * 3
-    assert "torch.Size([1000, 1000])" in outcome.stdout
-    assert "dist.barrier()" in outcome.stdout
-    assert "_on_interrupt" not in outcome.stdout
 
 
 REFUSALS = {
@@ -174,11 +152,6 @@ def test_debugger_is_refused_where_no_answer_is_possible(session: Kernel, code: 
     assert "prompt must be answered: this front end cannot ask for input (nbclient" in (outcome.error or "")
 
 
-def test_background_runs_refuse_to_debug(session: Kernel) -> None:
-    outcome, _ = answered(session, "launch(train, 2, debug=True)")
-    assert "debug=True opens a debugger, whose prompt must be answered: a run in the background" in str(outcome.error)
-
-
 def test_debug_option_asks_before_the_peers_are_stopped(session: Kernel) -> None:
     code = "notebook_launch(train, 2, debug=True, timeout=1, output='none')"
     # The prompt stays open for longer than the run's timeout, which the debugger pauses.
@@ -202,17 +175,6 @@ def test_interrupt_at_the_prompt_of_the_option_names_the_failure(session: Kernel
     assert "KeyboardInterrupt: train was stopped; rank 1 had failed before" in outcome.traceback
     assert "not in it" not in outcome.stdout
     assert "cmdloop" not in outcome.stdout
-
-
-def test_interrupt_at_the_prompt_leaves_the_debugger(session: Kernel) -> None:
-
-    def interrupt(_prompt: str, _password: bool) -> str:  # as a kernel calls it
-        session.interrupt()
-        return "p 1"
-
-    outcome = session.execute("session.debug()", answer_input=interrupt)
-    assert "KeyboardInterrupt: left the debugger of rank 1" in str(outcome.error)
-    assert session.execute("print(len(session.run(pid)))").stdout == "2\n"
 
 
 def test_rank_that_dies_in_the_debugger_is_started_again(session: Kernel) -> None:

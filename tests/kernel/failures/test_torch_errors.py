@@ -43,18 +43,6 @@ def penalise() -> None:
     accelerator.backward(model(torch.ones(2, 3)).square().mean() + 0.1 * penalty)
 
 
-def reshape() -> None:
-    accelerator, model, optimizer = make(torch.optim.LBFGS)
-
-    def closure() -> Any:
-        optimizer.zero_grad()
-        loss = model(torch.ones(2, 3)).sum()
-        accelerator.backward(loss)
-        return loss
-
-    optimizer.step(closure)
-
-
 def factorise() -> None:
     accelerator, model, optimizer = make(torch.optim.Adafactor)
     accelerator.backward(model(torch.ones(2, 3)).sum())
@@ -88,7 +76,6 @@ def name_without_import() -> None:
         (freeze_late, None, "pass DistributedDataParallelKwargs(find_unused_parameters=True)"),
         (repeat_a_part, None, "pass DistributedDataParallelKwargs(static_graph=True)"),
         pytest.param(penalise, 2, "sum over parameter.full_tensor() on every rank", marks=shards_on_cpus),
-        pytest.param(reshape, 2, "as LBFGS and Adafactor do", marks=shards_on_cpus),
         pytest.param(factorise, 2, "as LBFGS and Adafactor do", marks=shards_on_cpus),
         pytest.param(average, 2, "A sharded model cannot be copied", marks=shards_on_cpus),
     ],

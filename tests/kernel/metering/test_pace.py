@@ -36,16 +36,6 @@ def test_pace_of_a_long_loop_is_its_own_after_a_second() -> None:
             assert live.items_per_second(0) == pytest.approx(1.0)
 
 
-def test_pace_restarts_with_a_restarted_rank() -> None:
-    live = LiveValues(launched=0.0)
-    for item in range(1, 5):
-        live.fold(0, progress_of(item * 0.1, items=item, loops=1))
-    live.fold(0, progress_of(0.8, items=1, loops=1))
-    assert live.items_per_second(0) is None
-    live.fold(0, progress_of(1.3, items=2, loops=1))
-    assert live.items_per_second(0) == pytest.approx(2.0)
-
-
 def test_items_are_counted_over_all_loops(monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[messages.Progress] = []
     own = SimpleNamespace(rank=0, send=sent.append, board=bytearray(4096), num_items=0, num_loops=0, last_progress=-1e9)

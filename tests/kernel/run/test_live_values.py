@@ -57,13 +57,6 @@ def test_samples_of_a_run_leave_out_what_comes_after_the_training() -> None:
     assert live.samples_per_second(0, is_over=True) == pytest.approx(8.0)
 
 
-def test_samples_of_one_record_have_a_rate() -> None:
-    live = LiveValues(launched=0.0)
-    spans = tuple(("step", 9.9 + at * 0.01, 0.01) for at in range(10))  # The newest ones, of 0.2 s.
-    live.fold(0, record_of(20.0, spans=spans, seconds={"step": 0.2}, since=9.8))
-    assert live.samples_per_second(0, is_over=True) == pytest.approx(40.0)
-
-
 def test_samples_of_a_slow_run_change_with_its_last_seconds_while_it_goes_on() -> None:
     live = LiveValues(launched=0.0)
     for end in range(1, 21):  # It trains at 8 samples a second, then ten times as fast.
@@ -72,11 +65,3 @@ def test_samples_of_a_slow_run_change_with_its_last_seconds_while_it_goes_on() -
             live.fold(0, record_of(end + part / 10, spans=(("step", end + part / 10 - 0.1, 0.1),), samples=samples))
     assert live.samples_per_second(0) == pytest.approx(80.0)
     assert live.samples_per_second(0, is_over=True) == pytest.approx(44.0)
-
-
-def test_rank_that_counts_no_samples_has_no_rate() -> None:
-    live = LiveValues(launched=0.0)
-    assert live.samples_per_second(0, is_over=True) is None
-    live.fold(0, record_of(1.0, windows=0, samples=0.0))
-    live.fold(0, record_of(2.0, windows=0, samples=0.0))
-    assert live.samples_per_second(0, is_over=True) is None

@@ -8,20 +8,10 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher import Session, report
-from notebook_launcher.kernel.ranks import describe_restart
 from tests.support.run_state import tree_of
 
 if TYPE_CHECKING:
     import pytest
-
-
-def test_stop_that_costs_ranks_their_memory_reports_the_reason_and_the_remedy() -> None:
-    assert describe_restart([1], stopped_in_nccl=False).endswith("variables of earlier runs are gone on it")
-    told = describe_restart([0, 1], stopped_in_nccl=True)
-    assert told.startswith(
-        "ranks 0, 1 had died and were restarted; variables of earlier runs are gone on them. With NCCL"
-    )
-    assert "run.stop(after_step=True)" in told
 
 
 def test_notice_after_a_stop_with_nccl_names_what_would_have_kept_the_memory(capfd: pytest.CaptureFixture[str]) -> None:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from notebook_launcher import ResourceError, Session
-from notebook_launcher.kernel.latch import can_hold_interrupts, held_interrupts
+from notebook_launcher import Session
+from notebook_launcher.kernel.latch import can_hold_interrupts
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
@@ -65,22 +65,6 @@ def test_longer_call_goes_on_in_a_thread_of_its_own(session: Session, threads: l
     assert threads[0].endswith("wait")
 
 
-def test_call_that_fails_at_once_raises_its_error_and_the_session_goes_on(session: Session) -> None:
-    for _ in range(3):
-        with pytest.raises(ZeroDivisionError, match="by zero"):
-            session.run(lambda: 1 // 0)
-        assert len(session.run(os.getpid)) == 2
-
-
-def test_rank_that_dies_at_once_is_replaced(session: Session) -> None:
-    before = session.run(os.getpid)
-    with pytest.raises(RuntimeError, match="exited with code 3"):
-        session.run(lambda: os._exit(3) if os.environ["RANK"] == "1" else None)
-    after = session.run(os.getpid)
-    assert after[0] == before[0]
-    assert after[1] != before[1]
-
-
 def test_interrupt_in_the_first_moments_stops_the_call(session: Session, interruptible: None) -> None:
     del interruptible
     for _ in range(10):
@@ -100,11 +84,6 @@ def test_interrupt_of_a_call_that_ends_meanwhile_is_not_lost(session: Session, i
         with pytest.raises(KeyboardInterrupt, match="interrupt was stopped"):
             session.run(interrupt, args=(os.getpid(),))
     assert len(session.run(os.getpid)) == 2
-
-
-def test_question_in_the_first_moments_is_answered(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("builtins.input", lambda prompt="": f"answer to {prompt}")
-    assert all("answer to" in text for text in session.run(lambda: input("name? ")))
 
 
 def test_other_handlers_that_may_raise_have_the_call_in_a_thread(session: Session, threads: list[str]) -> None:
@@ -127,27 +106,3 @@ def test_other_handlers_that_may_raise_have_the_call_in_a_thread(session: Sessio
     assert can_hold_interrupts()
     until(lambda: "busy" not in repr(session))
     assert len(session.run(os.getpid)) == 2
-
-
-def test_longer_call_without_free_threads_gives_a_clear_error(session: Session) -> None:
-    before = threading.stack_size(1 << 46)  # More than there are addresses.
-    try:
-        assert len(session.run(os.getpid)) == 2  # It needs no thread.
-        with pytest.raises(ResourceError, match=r"the run's thread could not be started: .*`ulimit -u`"):
-            session.run(time.sleep, args=(5.0,))
-    finally:
-        threading.stack_size(before)
-
-
-def test_interrupt_of_another_thread_is_not_held(interruptible: None) -> None:
-    del interruptible
-    found = []
-
-    def look() -> None:
-        with held_interrupts():
-            found.append((can_hold_interrupts(), signal.getsignal(signal.SIGINT)))
-
-    thread = threading.Thread(target=look)
-    thread.start()
-    thread.join()
-    assert found == [(True, signal.default_int_handler)]
