@@ -3,7 +3,7 @@
 `feed` takes bytes from the ranks' pipes; `take` returns what the cell should show, at most one batch a tick. Lines
 stay whole and are labelled with their rank, the same line of several ranks is shown once, and a progress bar takes
 one line of the live area instead of a line per redraw. Of a flood of lines, a cell keeps a part (`kept_lines.py`), and
-other outputs get as much as a terminal or a file can take. This module reads no clock, no pipe and no kernel.
+other outputs get a megabyte of each batch. This module reads no clock, no pipe and no kernel.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from notebook_launcher.kernel.display.kept_lines import (
     RankLog,
     Room,
     TextBlock,
-    num_bytes,
 )
 from notebook_launcher.wording import rank_list
 
@@ -40,9 +39,6 @@ TICK = 0.25
 """Seconds between two batches."""
 GATHER = 0.1
 """Seconds for which the first line of one rank waits for the same line of other ranks."""
-BURST = 1_000_000
-RATE = 600_000
-"""Bytes per second; with BURST at most 2.8 MB in the 3 s over which Jupyter measures."""
 MAX_TEXTS = 8
 """The most changes between standard output and error in one batch; further text is sent as standard output."""
 MAX_WAITING = 64
@@ -112,7 +108,7 @@ class Console:
         self.nodes = tuple(nodes)
         """By rank: the name of its machine."""
         label_size = len(label([0], self.nodes)) if self._is_labelled else 0
-        self._backlog = Backlog(label_size=label_size)
+        self._backlog = Backlog()
         """Lines that wait for the next tick."""
         self._room = None if kept_in is None else Room(label_size=label_size, where=kept_in, is_brief=is_brief)
         """The lines that a cell keeps; None for other outputs, which keep all lines."""
@@ -128,10 +124,6 @@ class Console:
         """Time of the first `next_due` after something became pending."""
         self._last_take = float("-inf")
         """Time of the last `take`."""
-        self._tokens = float(BURST)
-        """Bytes that may be published now; they grow with RATE up to BURST."""
-        self._tokens_at = float("-inf")
-        """Time at which `_tokens` was computed."""
 
     def feed(self, rank: int, stream: Stream, data: bytes) -> None:
         """Add bytes that a rank wrote."""
@@ -201,8 +193,7 @@ class Console:
         due = self.next_due(now)
         if not force and (due is None or due > 0):
             return []
-        self._tokens = min(BURST, self._tokens + RATE * min(now - self._tokens_at, BURST / RATE))
-        self._tokens_at = self._last_take = now
+        self._last_take = now
         self._pending_since = None
         for (rank, stream), source in self._sources.items():
             lines = source.screen.settle()
@@ -249,7 +240,7 @@ class Console:
             self._backlog.push(TextBlock(rank, "stdout" if is_bar else stream, text))
 
     def _texts(self) -> list[Text]:
-        blocks = self._backlog.drain(self._tokens) if self._room is None else self._in_room(self._room)
+        blocks = self._backlog.drain() if self._room is None else self._in_room(self._room)
         pieces = [*fold(blocks, labelled=self._is_labelled, nodes=self.nodes)]
         if self._room is not None:
             self._room.refund(blocks, [text for _, text in pieces])
@@ -260,7 +251,6 @@ class Console:
         if len(texts) > MAX_TEXTS:
             rest = "".join(text.text for text in texts[MAX_TEXTS - 1 :])
             texts[MAX_TEXTS - 1 :] = [Text("stdout", rest)]
-        self._tokens -= sum(num_bytes(text.text) for text in texts)
         return texts
 
     def _in_room(self, room: Room) -> list[TextBlock]:

@@ -54,10 +54,6 @@ class TextBlock:
             TextBlock(self.rank, self.stream, self.text[place:]),
         )
 
-    def cut_after_size(self, size: int) -> tuple[TextBlock, TextBlock]:
-        """Return the first lines, of at most `size` characters, and the rest."""
-        return self.cut(self.text.rfind("\n", 0, size) + 1)
-
     def cut_before_size(self, size: int) -> tuple[TextBlock, TextBlock]:
         """Return the rest, and the last lines, of at most `size` characters."""
         if size >= len(self.text):
@@ -90,26 +86,23 @@ HALF = 500_000
 """Characters of one tick that are kept at the start, and as many at the end."""
 
 
-def left_out_note(left_out: collections.Counter[int], where: str, stream: Stream = "stdout") -> TextBlock:
-    """Return the line that replaces lines that are left out.
+def left_out_note(left_out: collections.Counter[int], where: str) -> TextBlock:
+    """Return the line that replaces lines that are left out, counted by rank; `where` is an expression for them all."""
+    lines = plural(left_out.total(), "line")
+    return TextBlock(None, "stdout", f"... {lines} of {rank_list(left_out)} left out here; {where} has all ...\n")
 
-    Args:
-        left_out: Number of lines by rank.
-        where: An expression for all lines, such as `run.logs(rank)`.
-        stream: The stream of the note.
-    """
-    total = left_out.total()
-    return TextBlock(
-        None, stream, f"... {plural(total, 'line')} of {rank_list(left_out)} left out here; {where} has all ...\n"
-    )
+
+def count(left_out: collections.Counter[int], blocks: Iterable[TextBlock]) -> None:
+    """Add the lines of blocks that are left out."""
+    for block in blocks:
+        assert block.rank is not None
+        left_out[block.rank] += block.num_lines
 
 
 class Backlog:
     """Lines of all ranks in the order of their arrival."""
 
-    def __init__(self, *, label_size: int) -> None:
-        self._label_size = label_size
-        """Characters that a label adds to a line."""
+    def __init__(self) -> None:
         self._reset()
 
     def _reset(self) -> None:
@@ -121,7 +114,7 @@ class Backlog:
         """The last blocks, up to HALF characters, and the launcher's own lines between them."""
         self._start_size = 0
         """Characters of the blocks in `_start`."""
-        self._left_out: collections.Counter[int] = collections.Counter()
+        self._left_out = collections.Counter[int]()
         """By rank: the number of lines that were dropped between `_start` and `_end`."""
 
     def __bool__(self) -> bool:
@@ -134,8 +127,7 @@ class Backlog:
             self._start.append(block)
             self._start_size += len(block.text)
             return
-        for dropped in self._end.push(block):
-            self._leave_out(dropped)
+        count(self._left_out, self._end.push(block))
 
     def drain_parts(self) -> tuple[list[TextBlock], collections.Counter[int], list[TextBlock]]:
         """Return and forget the first lines, the number of lines left out after them by rank, and the last lines."""
@@ -143,40 +135,10 @@ class Backlog:
         self._reset()
         return parts
 
-    def drain(self, allowance: float) -> list[TextBlock]:
-        """Return and forget the lines, thinned to about `allowance` bytes."""
-        blocks = [*self._start, *self._end.drain()]
-        start, end = blocks, list[TextBlock]()
-        if self._left_out or sum(map(self._cost, blocks)) > allowance:
-            start, newest = self._fit(blocks, allowance / 2), Newest(allowance / 2, self._cost)
-            for block in blocks:
-                for dropped in newest.push(block):
-                    self._leave_out(dropped)
-            end = newest.drain()
-            start.append(left_out_note(self._left_out, "run.logs(rank)", start[-1].stream if start else "stdout"))
-        self._reset()
-        return start + end
-
-    def _cost(self, block: TextBlock) -> int:
-        return block.message_size(self._label_size)
-
-    def _fit(self, blocks: list[TextBlock], allowance: float) -> list[TextBlock]:
-        """Move blocks from the start of the list into the result, and a part of the block that no longer fits."""
-        taken: list[TextBlock] = []
-        while blocks and allowance > 0:
-            cost = self._cost(blocks[0])
-            if cost > allowance:
-                size = int(len(blocks[0].text) * allowance / cost)
-                piece, blocks[0] = blocks[0].cut_after_size(size)
-                taken += [piece] if piece.text else []
-                break
-            allowance -= cost
-            taken.append(blocks.pop(0))
-        return taken
-
-    def _leave_out(self, block: TextBlock) -> None:
-        assert block.rank is not None
-        self._left_out[block.rank] += block.num_lines
+    def drain(self) -> list[TextBlock]:
+        """Return and forget the lines, with a line in the place of those that were dropped."""
+        start, left_out, end = self.drain_parts()
+        return [*start, *([left_out_note(left_out, "run.logs(rank)")] if left_out else []), *end]
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -331,7 +293,8 @@ class _Budget:
         """Return the lines from the beginning of a block that fit, and the rest."""
         part, _ = block.cut_after_lines(self.lines)
         if (size := part.message_size(label_size)) > self.bytes:
-            part, _ = part.cut_after_size(len(part.text) * max(self.bytes, 0) // size)
+            most = len(part.text) * max(self.bytes, 0) // size
+            part, _ = part.cut(part.text.rfind("\n", 0, most) + 1)
         self.lines -= part.num_lines
         self.bytes -= part.message_size(label_size)
         return block.cut(len(part.text))
@@ -383,7 +346,7 @@ class Room:
         shown = self._admit(start, is_last=is_last)
         self._is_full = self._is_full or bool(left_out)
         for rank in left_out:  # What is left of a rank's output has no gap.
-            self._leave_out(self._held.drop_rank(rank))
+            count(self._left_out, self._held.drop_rank(rank))
         self._left_out += left_out
         return shown + self._admit(end, is_last=is_last)
 
@@ -426,13 +389,8 @@ class Room:
                 shown += [part] if part.text else []
             if rest.text:
                 self._is_full = True
-                self._leave_out(self._held.push(rest))
+                count(self._left_out, self._held.push(rest))
         return shown
-
-    def _leave_out(self, blocks: Iterable[TextBlock]) -> None:
-        for block in blocks:
-            assert block.rank is not None
-            self._left_out[block.rank] += block.num_lines
 
 
 # --------------------------------------------------------------------------------------------------------------------

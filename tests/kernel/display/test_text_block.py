@@ -35,10 +35,10 @@ def fits_lines(block: TextBlock, limit: int) -> bool:
 @settings(deadline=None, max_examples=200)
 def test_first_lines_are_as_many_as_fit(texts: list[str], limit: int) -> None:
     block = block_of(*texts)
-    for (first, rest), fits in ((block.cut_after_size(limit), fits_size), (block.cut_after_lines(limit), fits_lines)):
-        assert (first, rest) == (block_of(*texts[: first.num_lines]), block_of(*texts[first.num_lines :]))
-        assert fits(first, limit)
-        assert not rest.text or not fits(block_of(*texts[: first.num_lines + 1]), limit)
+    first, rest = block.cut_after_lines(limit)
+    assert (first, rest) == (block_of(*texts[: first.num_lines]), block_of(*texts[first.num_lines :]))
+    assert fits_lines(first, limit)
+    assert not rest.text or not fits_lines(block_of(*texts[: first.num_lines + 1]), limit)
 
 
 @given(texts=lines, limit=limits)
