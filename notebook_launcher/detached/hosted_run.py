@@ -35,7 +35,6 @@ from notebook_launcher.kernel.hosting import Hosting
 from notebook_launcher.kernel.latch import Latch
 from notebook_launcher.kernel.run.conduct import RunConduct
 from notebook_launcher.kernel.run.handle import Run
-from notebook_launcher.kernel.run.thread import RunThread
 from notebook_launcher.messaging import messages
 
 if TYPE_CHECKING:
@@ -53,7 +52,7 @@ if TYPE_CHECKING:
 GOODBYE = 5.0
 """Seconds after the end of the run for which clients may fetch the rest of its output. Its ending is in the folder."""
 
-OF_THIS_PROCESS = frozenset({"last_line", "outcome", "show_late_output", "start"})
+OF_THIS_PROCESS = frozenset({"last_line", "outcome", "start"})
 """Members of `Run` that belong to the process of its ranks: a client has none of them."""
 OWN = frozenset(
     {"add_done_callback", "exception", "id", "name", "report", "result", "seed", "state", "wait", "wait_in_cell"}
@@ -95,11 +94,10 @@ class HostedRun:
         hosting = self._hosting(source, environment)
         conduct = RunConduct(ranks, OutgoingCall(None, parcel), scope, hosting, Latch())
         conduct.announce()
-        thread = RunThread(conduct)
-        thread.data.output.use_picture_from(0.0)  # The last line goes to the clients, beside the outcome.
-        self._questions.connect(self._journal.asked, thread.command, thread.waits_for)
+        conduct.data.output.use_picture_from(0.0)  # The last line goes to the clients, beside the outcome.
+        self._questions.connect(self._journal.asked, conduct.command, conduct.waits_for)
         try:
-            self.folder = thread.make_folder()
+            self.folder = conduct.make_folder()
             """The run's folder, with the socket."""
             listener = listen_or_remove(self.folder, SOCKET)
         except OSError as error:
@@ -107,8 +105,8 @@ class HostedRun:
         self._kept = KeptParcels(self.folder)
         self.clients = Clients(listener, self._answer)
         self._socket_watch = host_socket.SocketWatch(self.folder)
-        thread.begin()
-        self.run = Run(thread)
+        conduct.begin()
+        self.run = Run(conduct)
 
     def _hosting(self, source: str, environment: Mapping[str, Any] | None) -> Hosting:
         """Return the hosting of a run whose function only its ranks unpack."""

@@ -6,6 +6,7 @@ What a run needs is imported by the first call, so that the import in a notebook
 from __future__ import annotations
 
 import os
+import threading
 import time
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -179,10 +180,11 @@ def live_runs() -> list[Run]:
     Detached runs are not, because hosts conduct them: `attach()` returns their handles.
     """
     check_not_in_rank("live_runs")
+    from notebook_launcher.kernel.run.conduct import RunThread
     from notebook_launcher.kernel.run.handle import Run
-    from notebook_launcher.kernel.run.thread import live_threads
 
-    threads = [
-        thread for thread in live_threads() if not thread.data.over.is_set and not thread.data.scope.is_widget_call
-    ]
-    return [Run(thread) for thread in sorted(threads, key=lambda thread: thread.data.launched, reverse=True)]
+    # The interpreter's list of threads has them.
+    threads = (thread for thread in threading.enumerate() if isinstance(thread, RunThread))
+    found = (conduct for thread in threads if (conduct := thread.conduct) is not None)
+    live = [conduct for conduct in found if not (conduct.data.over.is_set or conduct.data.scope.is_widget_call)]
+    return [Run(conduct) for conduct in sorted(live, key=lambda conduct: conduct.data.launched, reverse=True)]

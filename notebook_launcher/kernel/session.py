@@ -346,6 +346,6 @@ class SessionRuns:
             deadline = time.monotonic() + EXIT_BUDGET
             for events in self.ranks.finish(lambda: 0.0 if self.in_haste else deadline):
                 if self.latest is not None:
-                    self.latest.show_late_output(events)
+                    data_of(self.latest).output.show_late_output(events)
         finally:
             self.ranks.close()

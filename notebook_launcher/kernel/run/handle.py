@@ -27,7 +27,6 @@ from notebook_launcher.kernel.run.commands import Inquiry, StopCommand, no_updat
 from notebook_launcher.kernel.run.conduct import RunConduct
 from notebook_launcher.kernel.run.ladder import limited_start
 from notebook_launcher.kernel.run.snapshots import LiveRunReader
-from notebook_launcher.kernel.run.thread import RunThread
 from notebook_launcher.settings.changes import check_change, read_wanted
 from notebook_launcher.tracebacks import for_caller
 from notebook_launcher.travel.function_call import RankFunction
@@ -39,7 +38,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from notebook_launcher.detached.attached_run import AttachedRun
-    from notebook_launcher.engines.engine import Event
     from notebook_launcher.kernel.inspection.profiles import Profile
     from notebook_launcher.kernel.inspection.stacks import Stacks
     from notebook_launcher.kernel.ranks import Ranks
@@ -77,9 +75,9 @@ def data_of(run: Run) -> RunData:
 class Run(LiveRunReader):
     """One launch of one function: `launch(...)` returns it at once, `await run` waits and returns the results."""
 
-    def __init__(self, thread: RunThread, questions: Questions | None = None) -> None:
-        super().__init__(thread.data)
-        self._thread = thread
+    def __init__(self, conduct: RunConduct, questions: Questions | None = None) -> None:
+        super().__init__(conduct.data)
+        self._conduct = conduct
         self._questions = questions
         """Questions of ranks to the user; None in a host, whose clients answer them."""
         self._late: views.LateView | None = None
@@ -131,9 +129,9 @@ class Run(LiveRunReader):
                 ranks.close()
             raise
         # From here on the run's thread closes the call and the ranks.
-        run = cls(RunThread(conduct), questions)
+        run = cls(conduct, questions)
         if not in_cell:
-            run._thread.begin()
+            conduct.begin()
             run._late = views.watch(run, run._data.output)
         return run
 
@@ -229,8 +227,8 @@ class Run(LiveRunReader):
         """
         if self._data.outcome is not None:
             return self._data.outcome.results.stopped_by
-        self._thread.command(StopCommand(at_once, after_step))
-        self._thread.begin()  # An interrupt may have prevented `begin`; without it, `over` would never be set.
+        self._conduct.command(StopCommand(at_once, after_step))
+        self._conduct.begin()  # An interrupt may have prevented `begin`; without it, `over` would never be set.
         if not wait:
             return None
         self.wait()
@@ -259,21 +257,21 @@ class Run(LiveRunReader):
 
     def wait_in_cell(self) -> Results:
         """Begin the run, wait in the main thread and answer the ranks' questions; an interrupt stops the run."""
-        thread, data = self._thread, self._data
+        conduct, data = self._conduct, self._data
         assert self._questions is not None
         hidden = data.scope.is_widget_call
         with contextlib.closing(views.RunView(self, data.output, is_raised=True, is_hidden=hidden)) as view:
             try:
                 interrupted = self._questions.answer_all(
-                    thread.begin_in_cell,
-                    thread.command,
+                    conduct.begin_in_cell,
+                    conduct.command,
                     lambda again: self.stop(wait=False, at_once=again),  # A second interrupt kills the ranks.
                     view.step,
                 )
             except KeyboardInterrupt:  # A further interrupt, while an earlier one was being handled.
                 self.stop(at_once=True)
                 interrupted = True
-        thread.join()
+        conduct.join()
         if not interrupted:
             return self._results_or_raise()
         error = failure_display.interrupted(self.name, data.outcome)
@@ -281,10 +279,6 @@ class Run(LiveRunReader):
             note_for_agent(f"{self.name} was stopped by an interrupt after {format_seconds(data.seconds)}. ")
             failure_display.add_hint(error, _hint(data))
         raise error
-
-    def show_late_output(self, events: list[Event]) -> None:
-        """Show text that the ranks write after the run is over, while their session ends."""
-        self._data.output.show_late_output(events)
 
     # ----------------------------------------------------------------------------------------------------------------
     # The user looks into the run and changes it: each method asks the run's thread.
@@ -438,7 +432,7 @@ class Run(LiveRunReader):
     def _ask(self, work: Callable[[RunConduct, Attempt], T]) -> T:
         """Have the run's thread do some work, and return the result."""
         inquiry = Inquiry(work)
-        self._thread.command(inquiry)
+        self._conduct.command(inquiry)
         return self._answer_of(inquiry.answer)
 
     def _answer_of(self, answer: Latch[T]) -> T:

@@ -64,8 +64,8 @@ class LiveValues:
         """Settings that can be changed."""
         self.changes: tuple[RunChange, ...] = ()
         """Settings that were changed."""
-        self._metrics = MetricSeries(MAX_METRICS)
-        self._pictures = BoundedSeries[RunPicture](MAX_PICTURE_BYTES, lambda picture: len(picture.data))
+        self.metric_series = MetricSeries(MAX_METRICS)
+        self.picture_series = BoundedSeries[RunPicture](MAX_PICTURE_BYTES, lambda picture: len(picture.data))
         self._phases: dict[int, PhaseSums] = {}
         self._phases_lock = threading.Lock()
         """Held while phases are added or read."""
@@ -105,7 +105,7 @@ class LiveValues:
         self._num_reported[rank] = num_reported + 1
         step = num_reported if record.step is None else record.step
         seconds = record.time + offset - self._launched
-        self._metrics.append(MetricPoint(rank=rank, step=step, time=seconds, values=record.values))
+        self.metric_series.append(MetricPoint(rank=rank, step=step, time=seconds, values=record.values))
         self.last_steps[rank] = step
         if (last := self.last_values.get(rank)) is None:
             last = self.last_values[rank] = {}
@@ -193,20 +193,12 @@ class LiveValues:
     @property
     def metrics(self) -> Sequence[MetricPoint]:
         """The metrics that are kept."""
-        return self._metrics.since(0)[0]
-
-    def metrics_since(self, position: int) -> tuple[Sequence[MetricPoint], int]:
-        """Return the metrics after a position, as far as they are kept, and the next position."""
-        return self._metrics.since(position)
+        return self.metric_series.since(0)[0]
 
     @property
     def pictures(self) -> list[RunPicture]:
         """The pictures that are kept."""
-        return self._pictures.values
-
-    def pictures_since(self, position: int) -> tuple[list[RunPicture], int]:
-        """Return the pictures after a position, as far as they are kept, and the next position."""
-        return self._pictures.since(position)
+        return self.picture_series.values
 
     def items_per_second(self, rank: int) -> float | None:
         """Return the rate of the rank's loop, in items per second."""
@@ -228,7 +220,7 @@ class LiveValues:
     def _keep_picture(self, rank: int, record: messages.ReportedPicture) -> None:
         step = self.last_steps.get(rank, 0) if record.step is None else record.step
         seconds = record.time - self._launched
-        self._pictures.append(
+        self.picture_series.append(
             RunPicture(rank=rank, step=step, time=seconds, name=record.name, mime=record.mime, data=record.data)
         )
 
@@ -506,10 +498,6 @@ class LiveSettings:
         if self.trainer is None or record.settings:
             self.trainer = record
         self.of_accelerator = record.settings or self.of_accelerator
-
-    def offer(self, name: str, value: float) -> None:
-        """Add a setting that the function offers, unless it is known."""
-        self.tunables.setdefault(name, value)
 
     def note_change(self, record: messages.Changed) -> None:
         """Take the new values of a change, which is reported before the first record of phases that has them, too."""

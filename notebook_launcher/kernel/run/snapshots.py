@@ -278,11 +278,11 @@ class LiveRunReader(RunReader):
 
     def metrics_since(self, position: int) -> tuple[Sequence[MetricPoint], int]:
         """Return the metrics reported after a position, and the next position; start with 0."""
-        return self._data.live.metrics_since(position)
+        return self._data.live.metric_series.since(position)
 
     def pictures_since(self, position: int) -> tuple[list[RunPicture], int]:
         """Return the pictures reported after a position, and the next position; start with 0."""
-        return self._data.live.pictures_since(position)
+        return self._data.live.picture_series.since(position)
 
     def logs_since(self, rank: int, position: int) -> tuple[str, int]:
         """Return the text that a rank wrote after a position, and the next position; start with 0.
