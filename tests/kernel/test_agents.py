@@ -199,25 +199,3 @@ def test_client_in_python_of_a_server_is_a_program(kernel: Kernel) -> None:
     )
     outcome = kernel.wait(kernel.start(code, allow_stdin=True))
     assert outcome.result == "['person', 'agent', 'person']", outcome
-
-
-def test_displays_have_what_the_page_of_colab_needs(kernel: Kernel) -> None:
-    colab = (
-        "import types\n"
-        "colab = types.ModuleType('google.colab'); colab.output = output = types.ModuleType('google.colab.output')\n"
-        "output.enable_custom_widget_manager = lambda: None\n"
-        "output._widgets = types.SimpleNamespace(_installed_url='https://example.org/manager.js')\n"
-        "sys.modules |= {'google.colab': colab, 'google.colab.output': output}\n"
-        "seen = []\n"
-        "def hook(message): seen.append(message['msg_type']); return message\n"
-        "get_ipython().display_pub.register_hook(hook)\n"
-        "from notebook_launcher.widgets import Monitor\n"
-        "run = launch(lambda: time.sleep(1.5), 1, monitor=False); Monitor(run)"
-    )
-    shown = kernel.wait(kernel.start(colab, allow_stdin=True))
-    view = "application/vnd.jupyter.widget-view+json"
-    (metadata,) = [display["metadata"] for display in shown.displays if view in display["data"]]
-    assert metadata == {view: {"colab": {"custom_widget_manager": {"url": "https://example.org/manager.js"}}}}
-    undo = "run.wait(); get_ipython().display_pub.unregister_hook(hook)\n"
-    undo += "for name in ('google.colab', 'google.colab.output'): del sys.modules[name]\nseen"
-    assert "display_data" in evaluate(kernel, undo)

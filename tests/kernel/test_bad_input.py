@@ -20,10 +20,6 @@ import functools, threading
 def train(lr): return lr
 async def coroutine(): pass
 async def values(): yield 1
-class Model:
-    def __init__(self, width=1): self.width = width
-    def fit(self, lr): return lr
-    def __call__(self): return "called"
 lock = threading.Lock()
 def locking(): return lock
 """

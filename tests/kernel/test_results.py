@@ -69,31 +69,12 @@ def test_results_that_are_all_none_take_one_line() -> None:
     assert "rank 1 returned nothing" in repr(Results({0: None}, num_processes=2))
 
 
-def test_results_show_the_last_metrics() -> None:
-    metrics = {"loss": 0.123456, "<b>rate</b>": float("nan"), "c": 1.0, "d": 2.0, "e": 3.0}
-    rows = [
-        RankSummary(rank=0, state="returned", seconds=1.0, peak_memory=None, metrics=metrics),
-        RankSummary(rank=1, state="returned", seconds=1.0, peak_memory=None),
-    ]
-    results = Results({0: 7, 1: 8}, num_processes=2, ranks=rows)
-    assert repr(results).splitlines()[1:] == ["  0: 7  (loss 0.1235, <b>rate</b> NaN, c 1, d 2, 1 more)", "  1: 8"]
-    html = results._repr_html_() or ""
-    assert "<th>last metrics</th>" in html
-    assert "<td>loss 0.1235, &lt;b&gt;rate&lt;/b&gt; NaN, c 1, d 2, 1 more</td>" in html
-
-
 def test_mean_keeps_the_structure_of_the_values() -> None:
     assert Results({0: 1, 1: 2}, num_processes=2).mean() == 1.5
     nested = Results({0: {"a": 1.0, "b": [True, 2]}, 1: {"a": 3.0, "b": [False, 4]}}, num_processes=2).mean()
     assert nested == {"a": 2.0, "b": [0.5, 3.0]}
     tensors = Results({0: torch.tensor([1, 2]), 1: torch.tensor([2, 4])}, num_processes=2)
     assert tensors.mean().tolist() == [1.5, 3.0]
-
-
-def test_mean_of_some_ranks_is_theirs_alone() -> None:
-    assert Results({0: 1, 2: 4}, num_processes=3, called_ranks=(0, 2)).mean() == 2.5
-    with pytest.raises(MissingResultError, match="rank 1 returned nothing: only ranks 0, 2 ran this"):
-        Results({0: 1, 2: 4}, num_processes=3, called_ranks=(0, 2))[1]
 
 
 def test_values_without_a_mean_are_named() -> None:

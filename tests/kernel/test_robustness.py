@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import time
@@ -138,38 +137,3 @@ def test_call_that_cannot_be_rebuilt_in_a_rank_is_an_arrival_failure(kernel: Ker
     )
     assert (outcome.error or "").startswith("TypeError: Config.__init__() missing 1 required positional argument")
     assert "because the function or an object that it uses could not be rebuilt in the rank." in outcome.traceback
-
-
-MULTIPROCESSING_CHILD = """
-import dataclasses, multiprocessing
-from notebook_launcher import notebook_launch
-@dataclasses.dataclass
-class Part:
-    rank: int
-FACTOR = 3
-def train(x):
-    global FACTOR
-    FACTOR += 1
-    import torch.distributed as dist
-    gathered = [None, None]
-    dist.all_gather_object(gathered, Part(dist.get_rank()))
-    return Part(x * FACTOR), gathered[1].rank
-def child():
-    results = list(notebook_launch(train, 2, args=(2,), output="none", devices="cpu"))
-    assert results == [(Part(8), 1)] * 2 and FACTOR == 3, results
-if __name__ == "__main__":
-    process = multiprocessing.get_context("spawn").Process(target=child)
-    process.start()
-    process.join()
-    print("ended with", process.exitcode)
-"""
-
-
-@pytest.mark.slow
-def test_spawned_child_of_a_script_may_launch_the_scripts_functions(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(MULTIPROCESSING_CHILD)
-    command = [sys.executable, str(script)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
-    assert done.stdout == "ended with 0\n", done.stderr

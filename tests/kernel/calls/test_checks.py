@@ -30,14 +30,6 @@ def sized(batch_size: int, lr: float) -> tuple[int, float]:
     return batch_size, lr
 
 
-def supplies_the_rate(function: Any) -> Any:
-    @functools.wraps(function)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        return function(0.5, *args, **kwargs)
-
-    return wrapper
-
-
 def takes_no_arguments(function: Any) -> Any:
     @functools.wraps(function)
     def wrapper() -> Any:
@@ -52,14 +44,6 @@ async def coroutine() -> None:
 
 def generator() -> Any:
     yield 1
-
-
-class Model:
-    def fit(self, lr: float) -> float:
-        return lr
-
-    def __call__(self, lr: float) -> float:
-        return lr
 
 
 class AsyncModel:

@@ -109,9 +109,6 @@ class Model:
     class Part:
         pass
 
-class Special(ValueError):
-    pass
-
 vars(colorsys).setdefault("MODELS", {})["mine"] = Model
 SCALE + 1
 """

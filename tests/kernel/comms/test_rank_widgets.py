@@ -140,15 +140,6 @@ def test_widget_of_another_rank_is_shown_when_a_cell_asks_for_it(notebook: Kerne
     assert run_cell(notebook, "%%ranks\nhidden.value").stdout == "[0] False\n[1] True\n"
 
 
-def test_error_of_a_callback_is_printed_and_the_failure_before_it_is_kept(notebook: Kernel) -> None:
-    made = run_cell(notebook, "%%ranks 0\nb = w.Button()\nb.on_click(lambda _: 1 / 0)\nb")
-    assert notebook.execute("%%ranks 0\nvalue = 7\nraise ValueError('boom')").error is not None
-    notebook.send_comm(comm_of(made, "ButtonModel"), {"method": "custom", "content": {"event": "click"}})
-    notebook.wait(made.msg_id, until=lambda outcome: "ZeroDivisionError" in outcome.stdout + outcome.stderr)
-    debugged = notebook.execute("session.debug()", answer_input=lambda _prompt, _hidden: "q")
-    assert "raise ValueError('boom')" in debugged.stdout
-
-
 def test_widgets_of_a_rank_that_dies_are_forgotten(notebook: Kernel) -> None:
     run_cell(
         notebook, "before = left()\nother = Session(1, devices='cpu')\nother.execute('import os, ipywidgets as w')"

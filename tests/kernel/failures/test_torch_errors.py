@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from notebook_launcher import Accelerator, notebook_launch
-from notebook_launcher.kernel.failures.failure_display import advice_on
 from tests.support.toy_training import shards_on_cpus
 
 if TYPE_CHECKING:
@@ -85,16 +84,3 @@ def test_failure_adds_the_advice_that_torch_omits(train: Callable[[], None], sha
         notebook_launch(train, 2, shard=shard, output="none")
     shown: Any = vars(failure.value)["_render_traceback_"]
     assert advice in "\n".join(shown())
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "Attempted to flatten unevenly sharded dimension 0, which would require resharding the input.",
-        "Sharding propagation failed for Op(op=aten.view.default, args_schema=Spec(S(0) on (3, 3)), [-1] @ mesh: (2,))",
-    ],
-    ids=["torch-2.11", "torch-2.9"],
-)
-def test_words_of_older_torch_get_the_advice_too(text: str) -> None:
-    (advice,) = advice_on(text)
-    assert "as LBFGS and Adafactor do" in advice

@@ -21,15 +21,6 @@ def reduce_by_rank() -> None:
     dist.all_reduce(torch.ones(10 + dist.get_rank() // 2))
 
 
-def gather_or_wait() -> None:
-    import torch
-    import torch.distributed as dist
-
-    if dist.get_rank() == 1:
-        dist.barrier()
-    dist.all_gather([torch.ones(3) for _ in range(2)], torch.ones(3))
-
-
 def leave_early() -> None:
     import torch.distributed as dist
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import linecache
 import threading
 import time
 from pathlib import Path
@@ -17,7 +16,6 @@ import notebook_launcher
 from notebook_launcher import Session, launch
 from notebook_launcher.kernel.inspection.stacks import RankStack, StackFrame, Stacks, ThreadStack, parse_stacks
 from notebook_launcher.processes.rank import rank, user_function
-from notebook_launcher.travel import cells
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
@@ -133,7 +131,6 @@ def test_line_with_the_wait_of_something_else_is_no_wait(tmp_path, line, functio
 
 
 PACKAGE = Path(notebook_launcher.__file__).parent
-LIBRARY = "/usr/lib/python3.11/threading.py"
 
 
 def text_dump(*frames: tuple[str, int, str]) -> str:
@@ -155,13 +152,6 @@ def test_frames_of_the_package_and_of_the_parent_process_are_dropped():
     assert main(stack).name == "python"
 
 
-def test_generated_code_without_lines_is_not_where_a_rank_is() -> None:
-    """torch.compile runs such code on Python 3.13."""
-    train = StackFrame("train", "/home/u/train.py", 7)
-    stack = RankStack(0, (ThreadStack(1, "MainThread", (StackFrame("__init__", "__init__", 0), train)),))
-    assert stack.here == train
-
-
 def test_idle_and_silent_ranks_are_named():
     idle = parse_stacks(0, text_dump((str(rank.__file__), 9, "run_rank")))
     assert Stacks([idle, RankStack(1, ())]).verdict == (
@@ -170,14 +160,6 @@ def test_idle_and_silent_ranks_are_named():
     assert str(Stacks([idle])) == Stacks([idle]).verdict
     assert Stacks([idle]).in_past_tense == "rank 0 ran nothing"
     assert str(Stacks()) == "no rank is up yet"
-
-
-def test_lines_of_a_cell_with_a_magic_are_those_of_the_notebook():
-    lines = ["get_ipython().run_cell_magic('ranks', '', 'x = 1\\nwait(x)\\n')\n"]
-    cells.keep_lines({"/cell 7": ("Cell In[7]", lines)})
-    found = [StackFrame("<module>", "/cell 7", number).source for number in range(5)]
-    linecache.cache.pop("/cell 7")
-    assert found == ["", "", "x = 1", "wait(x)", ""]
 
 
 @pytest.mark.parametrize("line", ["total = loss.item()", "x = y.to('cpu')", "if bool(flag):", "stream.synchronize()"])

@@ -9,7 +9,7 @@ import pytest
 
 from notebook_launcher import LaunchConfig
 from notebook_launcher.engines.board import Board
-from notebook_launcher.engines.engine import FromRank, NodeLost, RankLost, SupervisorLost
+from notebook_launcher.engines.engine import FromRank, RankLost
 from notebook_launcher.kernel.plan import make_plan
 from notebook_launcher.kernel.run.attempt import RETURN_GRACE, SURE_GRACE, VICTIM_GRACE, Attempt
 from notebook_launcher.kernel.run.ladder import (
@@ -144,14 +144,6 @@ def test_failure_stops_the_others_after_a_grace_and_climbs_the_ladder(
     call.lose(2)
     assert (call.attempt.settled, call.attempt.rung) == (True, Rung.KILL)
     assert [call.attempt.state.outcomes[rank].after_stop for rank in range(3)] == [True, False, True]
-
-
-@pytest.mark.parametrize("event", [SupervisorLost(""), NodeLost("node 1", (1, 2), "it is silent")])
-def test_lost_tree_settles_the_call_at_once(clock: Clock, event: Any) -> None:
-    call = Call(clock).start()
-    call.attempt.fold(event)
-    assert call.attempt.settled
-    assert call.attempt.state.failed
 
 
 # A stop.

@@ -42,7 +42,7 @@ def test_reader_gets_what_is_new_to_it() -> None:
 
 
 def test_oldest_tenth_is_dropped_beyond_the_limit() -> None:
-    series, count = MetricSeries(10 * CHUNK), 10 * CHUNK + 5
+    series, count = MetricSeries(10 * CHUNK), 11 * CHUNK + 5
     points = [point(number) for number in range(count)]
     for each in points:
         series.append(each)
