@@ -26,7 +26,8 @@ def stuck(function: Callable[[], Any], wanted: Callable[[Stacks], Any], num_proc
     """Return the stacks of a run as soon as they are as wanted."""
     run = launch(function, num_processes, devices="cpu", output="none", monitor=False)
     try:
-        return until(lambda: wanted(found := run.stacks()) and found)
+        stacks: Stacks = until(lambda: wanted(found := run.stacks()) and found)
+        return stacks
     finally:
         run.stop(at_once=True)
 
