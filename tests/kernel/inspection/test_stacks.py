@@ -91,9 +91,9 @@ def wrap() -> None:
 )
 def test_stacks_name_the_call_in_which_a_rank_waits_and_that_another_has_returned(call: Any, name: str) -> None:
     def train() -> None:
-        loss = None if call else DistributedDataParallel(torch.nn.Linear(1, 1))(torch.ones(1, 1)).sum()
+        model = None if call else DistributedDataParallel(torch.nn.Linear(1, 1))
         if dist.get_rank() == 0:
-            call() if loss is None else loss.backward()
+            call() if model is None else model(torch.ones(1, 1)).sum().backward()
 
     with Session(2, output="none", devices="cpu") as session:
         run = session.launch(train)
