@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from tests.support.kernels import Kernel
 from tests.support.signals import keep_stopped
 from tests.support.waiting import until
-from tests.support.warm_kernels import FIRST, takes_less_than, unchanged
+from tests.support.warm_kernels import takes_less_than, unchanged
 
 if TYPE_CHECKING:
-    from tests.support.kernels import Outcome
+    from tests.support.kernels import Kernel, Outcome
 
 SLEEPING = """
 def sleeping():
@@ -91,13 +90,11 @@ def test_second_stop_ends_a_run_whose_supervisor_is_stopped_again_and_again(kern
     assert takes_less_than(3, attempt)
 
 
-@pytest.mark.slow
-def test_stopped_processes_go_with_their_kernel() -> None:
-    with Kernel() as kernel:
-        kernel.execute(FIRST)
-        cell = kernel.start(f"{SLEEPING}\nnotebook_launch(sleeping, 2)")
-        family = family_of(kernel.wait(cell, until=is_up))
-        for process in family.values():
-            process.suspend()
-        kernel.kill()
-        until(lambda: not any(map(is_alive, family.values())))
+def test_stopped_processes_go_with_their_kernel(kernel: Kernel) -> None:
+    """The last test of this file, as it kills the file's kernel."""
+    cell = kernel.start(f"{SLEEPING}\nnotebook_launch(sleeping, 2)")
+    family = family_of(kernel.wait(cell, until=is_up))
+    for process in family.values():
+        process.suspend()
+    kernel.kill()
+    until(lambda: not any(map(is_alive, family.values())))

@@ -12,14 +12,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-import psutil
 import pytest
 
 from notebook_launcher import Accelerator, notebook_launch
 from notebook_launcher.processes.rank.user_function import LocalModules
-from tests.support.first_cell import START_METHODS
 from tests.support.kernels import ROOT
-from tests.support.warm_kernels import warm_kernel
 
 if TYPE_CHECKING:
     from tests.support.kernels import Kernel
@@ -63,7 +60,6 @@ BATTERED = {
         """,
         "ValueError: 2999",
     ),
-    "notes": ("e = ValueError('boom')\n        e.__notes__ = 3\n        raise e", "ValueError: boom"),
     "members": (
         """
         class OddGroup(Exception):
@@ -133,11 +129,10 @@ with Session(2) as deaf:
     )
 
 
-@pytest.mark.parametrize("start_method", START_METHODS)
-def test_exit_handlers_of_the_standard_library_run(kernel: Kernel, start_method: str) -> None:
+def test_exit_handlers_of_the_standard_library_run(kernel: Kernel) -> None:
     assert "[True] [False] ['kept']" in run(
         kernel,
-        f"""
+        """
 import tempfile
 mine = tempfile.TemporaryDirectory()
 log = Path(mine.name, "log")
@@ -149,7 +144,7 @@ def leave_things():
     logger.warning("kept")
     builtins.kept_folder = tempfile.TemporaryDirectory()
     return builtins.kept_folder.name
-folders = list(notebook_launch(leave_things, 1, start_method={start_method!r}, output="none"))
+folders = list(notebook_launch(leave_things, 1, output="none"))
 print([Path(mine.name).exists()], [Path(f).exists() for f in folders], log.read_text().split())
 mine.cleanup()
 """,
@@ -213,28 +208,6 @@ def test_rank_that_could_not_be_watched_is_still_killed() -> None:
     subprocess.run([sys.executable, "-c", UNWATCHED], check=True, cwd=ROOT)
 
 
-HOLDER = """
-if not (holder := os.fork()):
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    while True:
-        signal.pause()
-print(holder)
-"""
-
-
-def test_fork_server_ends_with_its_kernel_though_a_copy_of_its_channel_lives_on() -> None:
-    with warm_kernel() as dying:
-        holder = psutil.Process(int(dying.execute(HOLDER).stdout))
-        (server,) = (p for p in psutil.Process(dying.pid).children() if "forkserver" in " ".join(p.cmdline()))
-        dying.kill()
-        try:
-            psutil.wait_procs([server], timeout=5)
-            assert not server.is_running() or server.status() == psutil.STATUS_ZOMBIE
-            assert holder.is_running()
-        finally:
-            holder.kill()
-
-
 class SlowToArrive:
     """A value that takes some time to be unpickled."""
 
@@ -294,7 +267,6 @@ def make_accelerator() -> None:
 @pytest.mark.parametrize(
     ("function", "options", "words"),
     [
-        (os.getpid, {}, None),
         (os.getpid, {"mixed_precision": "no", "gradient_accumulation_steps": 1, "shard": 1}, None),
         (os.getpid, {"shard": 2}, "shard=2 had no effect: the function made no Accelerator()"),
         (
