@@ -249,11 +249,3 @@ def test_store_before_torch_2_8_is_not_libuv_because_that_takes_over_no_listenin
     monkeypatch.setattr("torch.__version__", "2.7.1+cu126")
     monkeypatch.setattr("torch.distributed.TCPStore", as_before_torch_2_8)
     assert list(notebook_launch(add, 2, output="none", start_method="fork")) == [2.0, 2.0]
-
-
-def test_rank_sees_its_own_session(kernel: Kernel) -> None:
-    outcome = kernel.execute(
-        "def ids(): return os.getpid(), os.getsid(0), os.getpgid(0)\n"
-        "print([len(set(i)) for i in notebook_launch(ids, 2)])"
-    )
-    assert outcome.stdout.endswith("[1, 1]\n")
