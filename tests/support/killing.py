@@ -127,9 +127,9 @@ def were_killed(children: Iterable[int]) -> bool:
 
 
 def survey(
-    begin: Callable[[], object], save: Callable[[], object], load: Callable[[], str], folder: Path
+    begin: Callable[[], object], save: Callable[[], object], load: Callable[[], str], folder: Path, every: int = 1
 ) -> dict[str, Any]:
-    """Kill `save` at every call; return what `load` found after each, and how many calls there were."""
+    """Kill `save` at every n-th call; return what `load` found after each, and how many calls there were."""
     found: list[str] = []
     number = 0
     while True:
@@ -141,11 +141,11 @@ def survey(
         assert not [path for path in folder.iterdir() if path.name.startswith(".")], number
         if not was_killed:
             return {"found": found, "calls": number}
-        number += 1
+        number += every
 
 
 def survey_others(save: Callable[[int, int], bool], load: Callable[[], str], folder: Path) -> dict[str, Any]:
-    """Kill a save in other processes at every second call, because each takes two saves; return as `survey`.
+    """Kill a save in other processes at every third call, because each takes two saves; return as `survey`.
 
     Args:
         save: Saves a state, 1 (old) or 2 (new), in processes that are killed before a call of a number, and returns
@@ -169,7 +169,7 @@ def survey_others(save: Callable[[int, int], bool], load: Callable[[], str], fol
         assert not list(folder.glob(".[!m]*")), number
         if not was_killed:
             return {"found": found, "calls": number}
-        number += 2
+        number += 3
 
 
 def check_new(state: str, folder: Path, number: int) -> None:

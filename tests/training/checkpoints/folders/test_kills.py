@@ -6,20 +6,36 @@ over.
 
 from __future__ import annotations
 
+import functools
+import itertools
 import random
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from notebook_launcher.training import checkpoints
 from notebook_launcher.training.accelerator import Accelerator
 from notebook_launcher.training.checkpoints import folders as staging
 from notebook_launcher.training.checkpoints.folders import write_text
+from notebook_launcher.training.parallelism.fsdp_plugin import FullyShardedDataParallelPlugin
 from notebook_launcher.training.plugins import ProjectConfiguration
-from tests.support.killing import check, start_killed, survey, were_killed
+from tests.support.killing import NEVER, check, interpreter, start_killed, survey, survey_others, were_killed
+from tests.support.toy_training import shards_on_cpus
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+@pytest.fixture(scope="module")
+def run() -> Iterator[Callable[..., dict[str, Any]]]:
+    """Call a program with texts, in an interpreter for all programs of the file, and return its result."""
+    with interpreter() as call:
+        yield call
+
 
 NAMES = ("a", "below/b", "c", "entry")
 
@@ -65,8 +81,8 @@ def test_folder_changes_from_one_whole_state_to_the_next(run, tmp_path, way, cal
     check(run(folders, tmp_path / "parent" / "folder", way), at_least=calls)
 
 
-def models(folder: str, way: str, size: str) -> dict[str, Any]:
-    """Survey saves of a model's weights, alone in their folder or shared with a file of the user's."""
+def models(folder: str) -> dict[str, Any]:
+    """Survey saves of a model's weights, in a folder with a file of the user's."""
     torch.set_num_threads(1)
     target = Path(folder)
 
@@ -77,26 +93,24 @@ def models(folder: str, way: str, size: str) -> dict[str, Any]:
         shutil.rmtree(target.parent, ignore_errors=True)
         target.mkdir(parents=True)
         checkpoints.save_model(model(1), target, max_shard_size=32)
-        if way == "shared":
-            (target / "config.json").write_text("mine")
+        (target / "config.json").write_text("mine")
 
     def save() -> None:
-        checkpoints.save_model(model(2), target, max_shard_size=int(size))
+        checkpoints.save_model(model(2), target, max_shard_size=64)
 
     def load() -> str:
         found = model(0)
         checkpoints.load_model(found, target)
         (value,) = {float(number) for tensor in found.values() for number in tensor}
-        assert way != "shared" or (target / "config.json").read_text() == "mine"
+        assert (target / "config.json").read_text() == "mine"
         return {1: "old", 2: "new"}[int(value)]
 
-    return survey(begin, save, load, target)
+    return survey(begin, save, load, target, every=2)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("way", "size"), [("alone", 32), ("shared", 64)])
-def test_model_is_the_old_one_or_the_new_one(run, tmp_path, way, size):
-    check(run(models, tmp_path / "parent" / "folder", way, size), at_least=20)
+def test_model_is_the_old_one_or_the_new_one(run, tmp_path):
+    check(run(models, tmp_path / "parent" / "folder"), at_least=20)
 
 
 class Note:
@@ -160,7 +174,7 @@ def states(folder: str) -> dict[str, Any]:
         (number,) = found.numbers()
         return {1: "old", 2: "new"}[int(number)]
 
-    return survey(begin, save, load, target)
+    return survey(begin, save, load, target, every=2)
 
 
 @pytest.mark.slow
@@ -200,3 +214,64 @@ def numbered(folder: str) -> dict[str, Any]:
 @pytest.mark.slow
 def test_newest_checkpoint_is_whole_and_the_limit_is_kept(run, tmp_path):
     check(run(numbered, tmp_path / "project"), at_least=20)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Ranks that are killed while they save a sharded model.
+
+
+def make_sharded(number: int) -> tuple[Any, torch.optim.Optimizer]:
+    """Return a model and an optimizer that hold one number in all their parts."""
+    model = torch.nn.Linear(2, 2, bias=False)
+    torch.nn.init.constant_(model.weight, number)
+    return model, torch.optim.SGD(model.parameters(), lr=0.25 * number)
+
+
+def load_sharded(target: Path) -> str:
+    accelerator = Accelerator(cpu=True)
+    model, optimizer = accelerator.prepare(*make_sharded(3))
+    accelerator.load_state(target)
+    (number,) = {*model.weight.flatten().tolist(), optimizer.param_groups[0]["lr"] / 0.25}
+    return {1: "old", 2: "new"}[int(number)]
+
+
+class Rank:
+    """A process that saves a sharded model."""
+
+    def __init__(self, target: Path, number: int) -> None:
+        self.target = target
+        self.number = number
+        self.accelerator: Any = None
+
+    def join(self, rank: int, store: str) -> None:
+        """Prepare a model that two ranks share out."""
+        dist.init_process_group("gloo", store=dist.FileStore(store, 2), rank=rank, world_size=2)
+        self.accelerator = Accelerator(cpu=True, fsdp_plugin=FullyShardedDataParallelPlugin())
+        self.accelerator.prepare(*make_sharded(self.number))
+
+    def save(self) -> None:
+        self.accelerator.save_state(self.target, state_dict_type="SHARDED_STATE_DICT")
+
+
+def two_ranks(folder: str, victim: str) -> dict[str, Any]:
+    """Survey saves of a model that two ranks share out, of which one is killed."""
+    torch.set_num_threads(1)
+    target, numbers = Path(folder), itertools.count()
+
+    def save(number: int, last_call: int) -> bool:
+        store = str(target.parents[1] / f"store {next(numbers)}")
+        children = []
+        for at in range(2):
+            rank = Rank(target, number)
+            dies_before = last_call if str(at) == victim else NEVER
+            children.append(start_killed(dies_before, rank.save, functools.partial(rank.join, at, store)))
+        return were_killed(children)
+
+    return survey_others(save, lambda: load_sharded(target), target)
+
+
+@pytest.mark.slow
+@shards_on_cpus
+@pytest.mark.parametrize("victim", ["0", "1"], ids=["the rank that publishes", "its peer"])
+def test_sharded_state_of_two_ranks_is_the_old_one_or_the_new_one(run, tmp_path, victim):
+    check(run(two_ranks, tmp_path / "parent" / "folder", victim), at_least=6)

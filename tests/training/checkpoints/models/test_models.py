@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import os
 import resource
 import stat
@@ -67,15 +66,6 @@ def small_files() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-@FORMATS
-@pytest.mark.parametrize(("build", "size"), [(plain, 100), (tied, "10GB"), (tied, 100)])
-def test_save_model_then_load_model_restores_weights(tmp_path, build, safe, size):
-    checkpoints.save_model(build(1), tmp_path / "a", max_shard_size=size, safe_serialization=safe)
-    model = build(2)
-    assert not checkpoints.load_model(model, tmp_path / "a").missing_keys
-    assert same(model, build(1))
-
-
 @pytest.mark.parametrize(
     ("safe", "size", "expected"),
     [
@@ -88,23 +78,6 @@ def test_save_model_then_load_model_restores_weights(tmp_path, build, safe, size
 def test_files_have_hugging_faces_names(tmp_path, safe, size, expected):
     checkpoints.save_model(plain(), tmp_path / "a", max_shard_size=size, safe_serialization=safe)
     assert files(tmp_path / "a") == expected
-
-
-def test_index_names_each_tensors_file_and_their_size(tmp_path):
-    checkpoints.save_model(plain(), tmp_path, max_shard_size=100)
-    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
-    # 3*4+4, 4*4+4 and 4*2+2 numbers of 4 bytes: 64, 80 and 40 bytes.
-    assert index["metadata"] == {"total_size": 184}
-    assert set(index["weight_map"]) == set(plain().state_dict())
-    for name, file in index["weight_map"].items():
-        assert name in safetensors.torch.load_file(tmp_path / file)
-
-
-def test_tensor_larger_than_a_file_may_be_has_its_own(tmp_path):
-    model = torch.nn.ParameterDict({name: torch.zeros(size) for name, size in {"a": 4, "b": 100, "c": 4}.items()})
-    checkpoints.save_model(model, tmp_path, max_shard_size=64)
-    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())["weight_map"]
-    assert index["a"] == index["c"] != index["b"]
 
 
 @FORMATS
@@ -120,7 +93,7 @@ def test_models_are_exchanged_with_accelerate(tmp_path, safe, size):
     assert same(model, tied(3))
 
 
-@pytest.mark.parametrize("size", ["10GB", "2KB"])
+@pytest.mark.parametrize("size", ["2KB"])
 def test_models_are_exchanged_with_transformers(tmp_path, size):
     config = transformers.GPT2Config(vocab_size=16, n_positions=8, n_embd=8, n_layer=1, n_head=1)
     model = transformers.GPT2LMHeadModel(config)
@@ -199,8 +172,8 @@ def test_wrappers_are_seen_through(tmp_path):
         ({}, {"safe_serialization": False, "max_shard_size": 100}),
     ],
 )
-@pytest.mark.parametrize("others", [{}, {"config.json": "{}", "pictures/model.bin": "x", "model-notes.txt": "y"}])
-def test_save_leaves_nothing_of_an_earlier_one_and_everything_else(tmp_path, earlier, newer, others):
+def test_save_leaves_nothing_of_an_earlier_one_and_everything_else(tmp_path, earlier, newer):
+    others = {"config.json": "{}", "pictures/model.bin": "x", "model-notes.txt": "y"}
     folder, alone = tmp_path / "folder", tmp_path / "alone"
     checkpoints.save_model(plain(1), folder, **earlier)
     for name, text in others.items():
@@ -246,8 +219,7 @@ def test_folder_that_this_process_works_in_stays_its_own(tmp_path, monkeypatch):
     assert same(model, plain(2))
 
 
-@FORMATS
-@pytest.mark.parametrize("size", ["10GB", 5000])
+@pytest.mark.parametrize(("safe", "size"), [(True, 5000), (False, "10GB")])
 def test_full_disk_leaves_the_earlier_save_whole(tmp_path, safe, size):
     checkpoints.save_model(plain(1), tmp_path / "a", safe_serialization=safe)
     with small_files(), pytest.raises(OSError, match="File too large"):
@@ -270,18 +242,13 @@ def test_only_rank_0_writes_and_no_rank_waits_for_another(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"folder_0", "file_0", "by_rank_0"}
 
 
-@pytest.mark.parametrize(
-    ("size", "expected"),
-    [("200MB", 200 * 10**6), ("10 gb", 10**10), ("1.5KB", 1500), ("2KiB", 2048), ("7B", 7), (12, 12), ("1TB", 10**12)],
-)
-def test_max_shard_size_accepts_bytes_and_units(size, expected):
-    assert parse_size(size) == expected
-
-
-@pytest.mark.parametrize("size", ["", "ten", "10", "-1MB", 0, -5, True, 1.5, None, "0KB"])
-def test_max_shard_size_refuses_what_is_not_a_size(tmp_path, size):
-    with pytest.raises(ValueError, match=r"max_shard_size=.* is not a size. It can be .*'200MB'"):
-        checkpoints.save_model(plain(), tmp_path / "a", max_shard_size=size)
+def test_max_shard_size_accepts_bytes_and_units_and_refuses_what_is_not_a_size(tmp_path):
+    sizes: Any = ("200MB", 200 * 10**6), ("10 gb", 10**10), ("1.5KB", 1500), ("2KiB", 2048), ("7B", 7), (12, 12)
+    assert all(parse_size(size) == expected for size, expected in sizes)
+    wrong: Any = ("", "ten", "10", "-1MB", 0, True, 1.5, None, "0KB")
+    for size in wrong:
+        with pytest.raises(ValueError, match=r"max_shard_size=.* is not a size. It can be .*'200MB'"):
+            checkpoints.save_model(plain(), tmp_path / "a", max_shard_size=size)
     assert not (tmp_path / "a").exists()
 
 
@@ -340,13 +307,6 @@ def test_weights_of_another_model_are_refused_before_any_is_loaded(tmp_path, oth
     with pytest.raises(checkpoints.CheckpointError, match=words):
         checkpoints.load_model(other, tmp_path)
     assert all(torch.equal(tensor, before[name]) for name, tensor in other.state_dict().items())
-
-
-def test_strict_false_loads_weights_with_other_names(tmp_path):
-    checkpoints.save_model(plain(1), tmp_path)
-    report = checkpoints.load_model(model := torch.nn.Sequential(torch.nn.Linear(3, 4)), tmp_path, strict=False)
-    assert set(report.unexpected_keys) == {"1.weight", "1.bias", "2.weight", "2.bias"}
-    assert torch.equal(model.state_dict()["0.weight"], plain(1).state_dict()["0.weight"])
 
 
 @pytest.mark.parametrize(

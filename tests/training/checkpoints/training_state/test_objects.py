@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from torch.optim.lr_scheduler import LambdaLR, LRScheduler, MultiStepLR
 
 from notebook_launcher.training.accelerator import Accelerator
 from notebook_launcher.training.checkpoints import CheckpointError
-from tests.support.toy_checkpoints import Meter, Training
+from tests.support.toy_checkpoints import Meter
 
 pytestmark = pytest.mark.usefixtures("compiler_cache")
 
@@ -25,12 +22,9 @@ class Opaque:
     "state",
     [
         {"a": 1, "b": [2.5, None, "x", b"y", 1j], "c": (1, {2, 3}), 4: True},
-        {"array": np.arange(6).reshape(2, 3).tolist(), "number": float(np.float64(1.5))},
+        {"number": np.float64(1.5), "n": np.int8(3)},
         {"count": Counter("hello"), "frozen": frozenset({1}), "range": range(3)},
-        {"tensor": [1.0, 2.0]},
         None,
-        [1, 2],
-        "text",
     ],
 )
 def test_states_of_plain_types_just_work(tmp_path, state):
@@ -42,18 +36,6 @@ def test_states_of_plain_types_just_work(tmp_path, state):
         else:
             accelerator.save_state(tmp_path / "a")
     assert meter.state == state
-
-
-def test_numpy_arrays_and_numbers_are_plain(tmp_path):
-    accelerator = Accelerator(cpu=True)
-    accelerator.register_for_checkpointing(
-        meter := Meter({"array": np.eye(2), "number": np.float64(2), "n": np.int8(3)})
-    )
-    accelerator.save_state(tmp_path / "a")
-    meter.state = None
-    accelerator.load_state(tmp_path / "a")
-    assert meter.state["array"].tolist() == [[1, 0], [0, 1]]
-    assert (meter.state["number"], meter.state["n"]) == (2, 3)
 
 
 @pytest.mark.parametrize(("state", "name"), [(Opaque(), r"Opaque"), (deque([1]), r"collections\.deque")])
@@ -70,40 +52,12 @@ def test_other_types_are_announced_when_saved_and_refused_unless_asked_for(tmp_p
     assert type(meter.state) is type(state)
 
 
-def test_torchs_own_list_of_safe_types_stays_as_it_was(saved):
-    before = set(torch.serialization.get_safe_globals())
-    assert not before & {frozenset, range}
-    torch.serialization.add_safe_globals([Opaque, frozenset])
-    Training(2).accelerator.load_state(saved)
-    assert set(torch.serialization.get_safe_globals()) == {*before, Opaque, frozenset}
-    torch.serialization.clear_safe_globals()
-    torch.serialization.add_safe_globals(list(before))
-
-
 def test_objects_without_a_state_are_listed():
     class Half:
         def state_dict(self) -> None: ...
 
     with pytest.raises(ValueError, match=r"(?s)Item at index 1, `Half`.*Item at index 3, `int`"):
         Accelerator(cpu=True).register_for_checkpointing(Meter(), Half(), Meter(), 5)
-
-
-@pytest.mark.parametrize("schedule", [lambda o: MultiStepLR(o, [2, 4]), lambda o: LambdaLR(o, lambda n: 1 / (n + 1))])
-def test_schedulers_are_restored(tmp_path, schedule):
-    def prepare() -> tuple[Accelerator, Any, LRScheduler]:
-        accelerator = Accelerator(cpu=True)
-        optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
-        return accelerator, *accelerator.prepare(optimizer, schedule(optimizer))
-
-    accelerator, optimizer, scheduler = prepare()
-    for _ in range(3):
-        optimizer.step()
-        scheduler.step()
-    accelerator.save_state(tmp_path / "a")
-    other, _, other_scheduler = prepare()
-    other.load_state(tmp_path / "a")
-    assert other_scheduler.get_last_lr() == scheduler.get_last_lr() != [1.0]
-    assert other_scheduler.state_dict() == scheduler.state_dict()
 
 
 def test_scaler_is_restored_and_reported_if_missing(tmp_path):

@@ -214,15 +214,6 @@ def test_hooks_may_save_and_load_models_themselves(tmp_path, training):
         other.accelerator.load_state(tmp_path / "a")
 
 
-def test_hook_that_was_removed_is_not_called(tmp_path, training):
-    called = []
-    handle = training.accelerator.register_save_state_pre_hook(lambda *arguments: called.append(arguments))
-    training.accelerator.save_state(tmp_path / "a")
-    handle.remove()
-    training.accelerator.save_state(tmp_path / "a")
-    assert len(called) == 1
-
-
 def test_hook_that_fails_leaves_the_earlier_checkpoint_whole(saved, training):
     expected = training.state()
 

@@ -3,61 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import random
-import resource
-import signal
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
 
-from notebook_launcher import RankFailedError, notebook_launch
-from notebook_launcher.training import checkpoints
+from notebook_launcher import notebook_launch
 from notebook_launcher.training.accelerator import Accelerator
 from notebook_launcher.training.checkpoints import CheckpointError
 from notebook_launcher.training.checkpoints.saving import merge_windows
+from notebook_launcher.training.plugins import ProjectConfiguration
 from notebook_launcher.training.random import set_seed
 from tests.support.checkpoints import files
-from tests.support.toy_training import session_fixture, shards_on_cpus
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-
-class Training:
-    """A model in windows of three micro-batches; every rank draws its own inputs."""
-
-    def __init__(self, seed: int) -> None:
-        self.accelerator = Accelerator(cpu=True, gradient_accumulation_steps=3)
-        set_seed(seed, device_specific=True)
-        model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.3), torch.nn.Linear(8, 1))
-        scale = torch.ones(1, requires_grad=True)
-        optimizer = torch.optim.Adam([*model.parameters(), scale], lr=0.05)
-        self.model, self.scale, self.optimizer = self.accelerator.prepare(model, scale, optimizer)
-
-    def train(self, micro_batches: int) -> None:
-        for _ in range(micro_batches):
-            with self.accelerator.accumulate():
-                loss = (self.model(torch.rand(5, 4) + random.random()) * self.scale).square().mean()
-                self.accelerator.backward(loss)
-                self.optimizer.step()
-                self.optimizer.zero_grad()
-
-    def everything(self) -> str:
-        """All of it on this rank, down to the last bit."""
-        model = self.accelerator.unwrap_model(self.model).state_dict()
-        weights = {name: tensor.tolist() for name, tensor in model.items()}
-        state = {
-            at: {k: v.tolist() for k, v in one.items()} for at, one in self.optimizer.state_dict()["state"].items()
-        }
-        gradients = [
-            None if parameter.grad is None else parameter.grad.tolist()
-            for parameter in [*self.model.parameters(), self.scale]
-        ]
-        return repr((weights, self.scale.tolist(), state, gradients, random.random(), torch.rand(2).tolist()))
+from tests.support.toy_training import session_fixture
 
 
 class Averaging:
@@ -90,31 +51,6 @@ def warm_up() -> None:
 
 
 ranks = session_fixture(2, warm_up)
-
-
-@pytest.mark.parametrize("micro_batches", [3, 4])
-def test_resumed_training_equals_uninterrupted_on_each_rank(ranks, tmp_path, micro_batches):
-    def interrupted() -> tuple[str, str]:
-        first = Training(1)
-        first.train(micro_batches)
-        first.accelerator.save_state(tmp_path / "a")
-        first.train(7)
-        expected = first.everything()
-        second = Training(2)
-        second.accelerator.load_state(tmp_path / "a")
-        second.train(7)
-        return expected, second.everything()
-
-    (expected_0, found_0), (expected_1, found_1) = ranks.run(interrupted)
-    assert found_0 == expected_0
-    assert found_1 == expected_1
-    assert found_0 != found_1
-    windows = {"window_0.bin", "window_1.bin"} if micro_batches % 3 else set()
-    assert files(tmp_path / "a") == windows | {
-        "model.safetensors", "optimizer.bin", "leaves.bin", "random_states_0.pkl", "random_states_1.pkl",
-        "checkpoint_manifest.json",
-    }  # fmt: skip
-    assert json.loads((tmp_path / "a" / "checkpoint_manifest.json").read_text())["num_processes"] == 2
 
 
 @dataclasses.dataclass
@@ -180,8 +116,7 @@ def test_object_whose_state_differs_between_ranks_is_saved_and_loaded_by_rank(ra
 VALUES = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0]
 
 
-@pytest.mark.parametrize("weigh", [False, True], ids=["counted", "weighed"])
-@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2), (2, 3), (3, 2)])
+@pytest.mark.parametrize(("before", "after", "weigh"), [(2, 1, False), (1, 2, True), (2, 3, True), (3, 2, False)])
 def test_open_window_resumes_with_another_number_of_ranks(ranks, tmp_path, before, after, weigh):
     seen = iter([(value, float(at % 3 + 1) if weigh else None) for at, value in enumerate(VALUES)])
     first = [[next(seen) for _ in range(before)] for _ in range(2)]
@@ -242,34 +177,6 @@ def test_new_ranks_get_own_random_states_with_one_warning(ranks, tmp_path):
     assert said_1 == []
 
 
-@pytest.mark.parametrize("failing", [0, 1])
-def test_rank_whose_disk_is_full_is_an_error_on_all(ranks, tmp_path, failing):
-    def fill_the_disk() -> tuple[str, str, bool]:
-        rank = torch.distributed.get_rank()
-        training = Training(1)
-        training.accelerator.save_state(tmp_path / "a")
-        expected = training.everything()
-        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-        if rank == failing:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
-        try:
-            training.accelerator.save_state(tmp_path / "a")
-        except (OSError, CheckpointError) as error:
-            said = type(error).__name__, str(error)
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        other = Training(2)
-        other.accelerator.load_state(tmp_path / "a")
-        return *said, other.everything() == expected
-
-    outcomes = ranks.run(fill_the_disk)
-    assert outcomes[failing][:2] == ("OSError", "[Errno 27] File too large")
-    kind, message, _ = outcomes[1 - failing]
-    assert kind == "CheckpointError"
-    assert message == (f"rank {failing} could not write its part of the checkpoint: OSError: [Errno 27] File too large")
-    assert all(whole for *_, whole in outcomes)
-    assert {path.name for path in tmp_path.iterdir()} == {"a"}
-
-
 def test_rank_that_cannot_begin_or_load_is_an_error_on_all(ranks, tmp_path):
     class Picky:
         def state_dict(self) -> dict[str, int]:
@@ -301,172 +208,28 @@ def test_rank_that_cannot_begin_or_load_is_an_error_on_all(ranks, tmp_path):
     assert mine[2][1] == "rank 1 could not load the checkpoint: KeyError: 'not on rank 1'"
 
 
-@pytest.mark.parametrize("dying", [0])
-def test_rank_that_dies_while_it_saves_leaves_the_earlier_checkpoint_whole(tmp_path, dying):
-    def save_and_die() -> None:
-        training = Training(1)
-        training.accelerator.save_state(tmp_path / "a")
-
-        def die(*_: Any) -> None:
-            if training.accelerator.process_index == dying:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-        training.train(3)
-        training.accelerator.register_save_state_pre_hook(die)
-        training.accelerator.save_state(tmp_path / "a")
-
-    def load_and_save() -> tuple[str, str]:
-        expected = Training(1).everything()
-        other = Training(2)
-        other.accelerator.load_state(tmp_path / "a")
-        found = other.everything()
-        other.accelerator.save_state(tmp_path / "a")
-        return found, expected
-
-    with pytest.raises(RankFailedError, match=f"rank {dying}"):
-        notebook_launch(save_and_die, 2, output="none")
-    for found, expected in notebook_launch(load_and_save, 2, output="none"):
-        assert found == expected
-    assert {path.name for path in tmp_path.iterdir()} == {"a"}
-
-
-def test_damage_that_another_rank_finds_is_an_error_on_all(ranks, tmp_path):
-    def damage_and_load() -> tuple[str, bool]:
-        training = Training(1)
-        training.accelerator.save_state(tmp_path / "a")
-        if training.accelerator.is_main_process:
-            path = tmp_path / "a" / "random_states_1.pkl"
-            path.write_bytes(path.read_bytes()[:-1] + b"?")
-        training.accelerator.wait_for_everyone()
-        other = Training(2)
-        before = other.everything()
-        set_seed(2, device_specific=True)
-        other = Training(2)
-        try:
-            other.accelerator.load_state(tmp_path / "a")
-        except CheckpointError as error:
-            return str(error), other.everything() == before
-        return "", False
-
-    for message, untouched in ranks.run(damage_and_load):
-        assert "random_states_1.pkl is damaged: its sha256 is" in message
-        assert untouched
-
-
 def test_each_machine_may_have_its_own_copy(ranks, tmp_path):
-    def on_two_machines() -> bool:
-        from notebook_launcher.training.plugins import ProjectConfiguration
+    first: Any = [[(1.0, None), (2.0, None)]] * 2
+    second: Any = [[(3.0, None), (8.0, None)]] * 2
 
+    def on_two_machines() -> tuple[float, float]:
         os.environ["LOCAL_RANK"], os.environ["LOCAL_WORLD_SIZE"] = "0", "1"
         rank = torch.distributed.get_rank()
-        training = Training(1)
-        training.accelerator.state.local_process_index = 0
-        training.accelerator.project_configuration = ProjectConfiguration(save_on_each_node=True)
-        training.train(4)
-        training.accelerator.save_state(tmp_path / f"machine_{rank}")
-        expected = training.everything()
-        other = Training(2)
-        other.accelerator.state.local_process_index = 0
-        other.accelerator.project_configuration = ProjectConfiguration(save_on_each_node=True)
-        other.accelerator.load_state(tmp_path / f"machine_{rank}")
+        found = []
+        for steps in (first, []):
+            training = Averaging()
+            training.accelerator.state.local_process_index = 0
+            training.accelerator.project_configuration = ProjectConfiguration(save_on_each_node=True)
+            training.see(steps)
+            act = training.accelerator.save_state if steps else training.accelerator.load_state
+            act(tmp_path / f"machine_{rank}")
+            found.append(training.see(second))
         os.environ["LOCAL_RANK"], os.environ["LOCAL_WORLD_SIZE"] = str(rank), "2"
-        return other.everything() == expected
+        return found[0], found[1]
 
-    assert list(ranks.run(on_two_machines)) == [True, True]
+    assert list(ranks.run(on_two_machines)) == [(3.5, 3.5)] * 2
     for rank in (0, 1):
-        assert f"random_states_{rank}.pkl" in files(tmp_path / f"machine_{rank}")
+        assert {f"random_states_{rank}.pkl", f"window_{rank}.bin", "model.safetensors"} <= files(
+            tmp_path / f"machine_{rank}"
+        )
         assert f"random_states_{1 - rank}.pkl" not in files(tmp_path / f"machine_{rank}")
-        assert "model.safetensors" in files(tmp_path / f"machine_{rank}")
-
-
-class Sharded:
-    """A model of which each rank has a part, or with `whole` all."""
-
-    def __init__(self, seed: int, *, whole: bool = False) -> None:
-        from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.fsdp import fully_shard
-
-        set_seed(seed)
-        self.accelerator = Accelerator(cpu=True, gradient_accumulation_steps=3)
-        model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 3))
-        if self.accelerator.num_processes > 1 and not whole:
-            fully_shard(model, mesh=init_device_mesh("cpu", (self.accelerator.num_processes,)))
-        self.model, self.optimizer = self.accelerator.prepare(model, torch.optim.Adam(model.parameters(), lr=0.1))
-
-    def train(self, micro_batches: int) -> None:
-        for _ in range(micro_batches):
-            with self.accelerator.accumulate(self.model):
-                self.accelerator.backward(self.model(torch.rand(5, 4)).square().mean())
-                self.optimizer.step()
-                self.optimizer.zero_grad()
-
-    def weights(self) -> list[Any]:
-        weights = self.accelerator.unwrap_model(self.model).state_dict().values()
-        return [(tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).tolist() for tensor in weights]
-
-
-def save_in_a_window(folder: Path) -> None:
-    training = Sharded(1)
-    training.train(1)
-    training.accelerator.save_state(folder)
-
-
-@shards_on_cpus
-@pytest.mark.parametrize("micro_batches", [3, 4])
-def test_sharded_models_are_saved_whole_and_loaded_in_parts(ranks, tmp_path, micro_batches):
-    def interrupted() -> tuple[list[Any], list[Any], list[Any]]:
-        first = Sharded(1)
-        first.train(micro_batches)
-        saved = first.weights()
-        first.accelerator.save_state(tmp_path / "a")
-        first.train(7)
-        second = Sharded(2)
-        second.accelerator.load_state(tmp_path / "a")
-        second.train(7)
-        return saved, first.weights(), second.weights()
-
-    (saved, expected, found), _ = ranks.run(interrupted)
-    assert found == expected
-    alone = Sharded(3)
-    if micro_batches % 3 == 0:
-        alone.accelerator.load_state(tmp_path / "a")
-        assert alone.weights() == saved
-
-
-def test_sharded_model_is_saved_whole(ranks, tmp_path):
-    def save_and_load() -> bool:
-        first, second = Sharded(1), Sharded(2)
-        checkpoints.save_model(first.model, tmp_path / "a", max_shard_size=200)
-        first.accelerator.wait_for_everyone()
-        checkpoints.load_model(second.model, tmp_path / "a")
-        return first.weights() == second.weights()
-
-    assert list(ranks.run(save_and_load)) == [True, True]
-
-
-@shards_on_cpus
-def test_sharded_window_stays_with_its_number_of_ranks(ranks, tmp_path):
-    def go_on() -> str:
-        with pytest.raises(CheckpointError) as error:
-            Sharded(1).accelerator.load_state(tmp_path / "a")
-        return str(error.value)
-
-    ranks.run(save_in_a_window, args=(tmp_path / "a",))
-    for message in notebook_launch(go_on, 3, output="none"):
-        assert "window's gradients of a sharded model on 2 ranks, which 3 cannot share" in message
-
-
-@shards_on_cpus
-def test_sharded_window_is_refused_by_a_whole_model_before_anything_changes(ranks, tmp_path):
-    def go_on() -> tuple[str, bool]:
-        training = Sharded(1, whole=True)
-        before = training.weights()
-        with pytest.raises(CheckpointError) as error:
-            training.accelerator.load_state(tmp_path / "a")
-        return str(error.value), training.weights() == before
-
-    ranks.run(save_in_a_window, args=(tmp_path / "a",))
-    for found in (ranks.run(go_on), notebook_launch(go_on, 1, output="none")):
-        for message, is_unchanged in found:
-            assert "holds a window's gradients of a model that was sharded in another way: " in message
-            assert is_unchanged
