@@ -16,10 +16,9 @@ import pytest
 
 from notebook_launcher.processes import forkserver
 from tests.support.kernels import PATIENCE, ROOT, Kernel
-from tests.support.warm_kernels import FIRST
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 # Runs at the start of each interpreter. In the fork server, the import of torch's compiler waits for the test.
 SITE = """
@@ -35,11 +34,15 @@ if "forkserver" in sys.orig_argv[-1]:
                     gate.recv(1)
     sys.meta_path.insert(0, Gate())
 """
-DEFINITIONS = (
-    FIRST
-    + """
+DEFINITIONS = """
+import os, sys, time
+from notebook_launcher import *
+from notebook_launcher.messaging import messages
 from notebook_launcher.engines.fork_server_handle import fork_server
-fork_server().stop()
+
+def ready():
+    import torch.distributed as dist
+    dist.barrier()
 
 def is_prepared():
     ready()
@@ -47,6 +50,11 @@ def is_prepared():
 
 def again():
     return notebook_launch(is_prepared, 2, output="none")
+
+def knows():
+    is_known = "snowballstemmer" in sys.modules
+    import snowballstemmer
+    return is_known
 
 def until(path):
     while not os.path.exists(path):
@@ -57,7 +65,6 @@ def wait_until_prepared():
     "Launch one after another, so that one comes at the moment of the change; each must be served."
     return next(number for number in range(1000) if all(again()))
 """
-)
 
 
 class Chores:
@@ -74,20 +81,13 @@ class Chores:
             yield
 
     def begin(self, within: float) -> bool:
-        """Return True if the chores begin within these seconds; they go on at once."""
-        has_begun = bool(select.select([self._listener], [], [], within)[0])
-        if has_begun:
-            with self.held():
-                pass
-        return has_begun
+        """Return True if the chores begin within these seconds."""
+        return bool(select.select([self._listener], [], [], within)[0])
 
     def forget(self) -> None:
         """Forget the chores of servers that are gone."""
-        self._listener.settimeout(0)
-        with contextlib.suppress(BlockingIOError):
-            while True:
-                self._listener.accept()[0].close()
-        self._listener.settimeout(PATIENCE)
+        while self.begin(within=0):
+            self._listener.accept()[0].close()
 
 
 @pytest.fixture(scope="module")
@@ -108,13 +108,6 @@ def kernel(folder: Path) -> Iterator[Kernel]:
     with Kernel() as kernel:
         run(kernel, f"{DEFINITIONS}os.environ['PYTHONPATH'] = {str(folder)!r}")
         yield kernel
-
-
-@pytest.fixture(autouse=True)
-def cold(kernel: Kernel, chores: Chores) -> None:
-    """Have a new fork server for each test."""
-    run(kernel, "fork_server().stop()")
-    chores.forget()
 
 
 def run(kernel: Kernel, code: str) -> str:
@@ -141,37 +134,29 @@ def ends(process: psutil.Process) -> bool:
         os.close(fd)
 
 
-def test_launches_during_the_chores_and_at_their_end_are_served_at_once(kernel: Kernel, chores: Chores) -> None:
-    assert run(kernel, "[*again()]") == "[False, False]"
-    with chores.held():
-        server, deputy = servers(kernel)
-        assert run(kernel, "[*again(), *again()]") == "[False, False, False, False]"
-    run(kernel, "wait_until_prepared()")
-    assert ends(deputy)
-    assert servers(kernel)[0] == server
-
-
-def test_run_that_ends_during_the_chores_does_not_wait_for_them(kernel: Kernel, chores: Chores, tmp_path: Path) -> None:
+def test_launches_during_the_chores_and_at_their_end_are_served_at_once(
+    kernel: Kernel, chores: Chores, tmp_path: Path
+) -> None:
+    """A run that began before them ends during them, and ranks that were started during them outlive them."""
     path = str(tmp_path / "go")
-    run(kernel, f"run = launch(until, 2, args=({path!r},))")
+    run(kernel, f"earlier = launch(until, 2, args=({path!r},))")
     with chores.held():
+        server, deputy = servers(kernel)[0], servers(kernel)[-1]
         Path(path).touch()
-        assert run(kernel, "list(run.result())") == "[True, True]"
-
-
-def test_ranks_that_were_started_during_the_chores_outlive_them(kernel: Kernel, chores: Chores) -> None:
-    run(kernel, "again()")
-    with chores.held():
-        server, deputy = servers(kernel)
+        assert run(kernel, "list(earlier.result())") == "[True, True]"
+        assert run(kernel, "[*again(), *again()]") == "[False, False, False, False]"
         run(kernel, "session = Session(2).__enter__(); session.run(ready)")
     run(kernel, "wait_until_prepared()")
     assert servers(kernel) == [server, deputy]
     run(kernel, "session.run(ready)")
     run(kernel, "session.close()")
     assert ends(deputy)
+    assert servers(kernel) == [server]
 
 
 def test_deputy_takes_the_place_of_a_server_killed_at_its_chores(kernel: Kernel, chores: Chores) -> None:
+    run(kernel, "fork_server().stop()")
+    chores.forget()
     run(kernel, "again()")
     with chores.held():
         server, deputy = servers(kernel)
@@ -187,108 +172,24 @@ def test_deputy_takes_the_place_of_a_server_killed_at_its_chores(kernel: Kernel,
     assert ends(deputy)
 
 
-def test_killed_kernel_takes_a_server_at_its_chores_with_it(folder: Path, chores: Chores) -> None:
-    with Kernel() as kernel:
-        run(kernel, f"{DEFINITIONS}os.environ['PYTHONPATH'] = {str(folder)!r}")
-        run(kernel, "again()")
-        with chores.held():
-            both = servers(kernel)
-            kernel.kill()
-            assert [ends(process) for process in both] == [True, True]
-
-
-SCRIPT = """
-import sys
-from notebook_launcher import notebook_launch, prewarm
-for word in sys.stdin:
-    prewarm() if word == "prewarm\\n" else notebook_launch(print, 2, output="none")
-    print("done", flush=True)
-"""
-
-
-@pytest.fixture
-def do_in_script(folder: Path) -> Iterator[Callable[[str], None]]:
-    """Have a script without IPython launch, or prewarm, and wait until it has."""
-    with subprocess.Popen(
-        [sys.executable, "-c", SCRIPT],
-        env={**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{ROOT}"},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as script:
-        requests, answers = script.stdin, script.stdout
-        assert requests is not None
-        assert answers is not None
-
-        def do(word: str) -> None:
-            print(word, file=requests, flush=True)
-            assert answers.readline() == "done\n"
-
-        yield do
-        requests.close()
-
-
-def test_chores_of_a_script_begin_after_its_second_launch(do_in_script: Callable[[str], None], chores: Chores) -> None:
-    do_in_script("launch")
-    assert not chores.begin(within=5 * forkserver.CHORES_AFTER)
-    do_in_script("launch")
-    assert chores.begin(within=PATIENCE)
-
-
-def test_chores_of_a_script_begin_after_prewarm(do_in_script: Callable[[str], None], chores: Chores) -> None:
-    do_in_script("prewarm")
-    assert chores.begin(within=PATIENCE)
-
-
-IMPORTS = f"""
-{FIRST}
-import sys
-from sklearn.experimental import enable_iterative_imputer
-from notebook_launcher import Commands
-from notebook_launcher.engines.fork_server_handle import fork_server
-
-def knows():
-    import sklearn.impute
-    return "IterativeImputer" in vars(sklearn.impute)
-
-def repeat(launch):
-    "Launch until the ranks know it."
-    while not all(found := [*launch()]):
-        pass
-    return found
-"""
-
-
-@pytest.fixture(scope="module")
-def importing_kernel() -> Iterator[Kernel]:
-    with Kernel() as kernel:
-        run(kernel, IMPORTS)
-        yield kernel
-
-
-def test_first_launch_waits_for_the_imports_that_it_needs(importing_kernel: Kernel) -> None:
-    assert run(importing_kernel, "[*notebook_launch(knows, 2, output='none')]") == "[True, True]"
+def test_ranks_of_each_kind_inherit_what_the_kernel_has_imported(kernel: Kernel) -> None:
+    """The first launch after the import waits for it."""
+    run(kernel, "fork_server().stop(); again(); import snowballstemmer")
+    assert run(kernel, "[*notebook_launch(knows, 2, output='none')]") == "[True, True]"
+    in_session = "with Session(2, output='none') as session: found = [*session.run(knows)]"
+    assert run(kernel, f"{in_session}\nfound") == "[True, True]"
+    assert run(kernel, "[*launch(knows, 2, output='none', detached=True).result()]") == "[True, True]"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "code",
-    [
-        "with Session(2, output='none') as session: found = [*session.run(knows)]",
-        "found = [*launch(knows, 2, output='none', detached=True).result()]",
-        "with Commands([[], []]) as e: found = repeat(lambda: notebook_launch(knows, 2, engine=e, output='none'))",
-    ],
-    ids=["session", "detached", "agents"],
-)
-def test_ranks_of_each_kind_inherit_what_an_import_has_registered(importing_kernel: Kernel, code: str) -> None:
-    assert run(importing_kernel, f"{code}\nfound") == "[True, True]"
+def test_ranks_of_agents_inherit_what_the_kernel_has_imported(kernel: Kernel) -> None:
+    launching = "while not all(notebook_launch(knows, 1, engine=engine, output='none')): pass"
+    run(kernel, f"import snowballstemmer\nwith Commands([[]]) as engine:\n    {launching}")
 
 
-def test_image_of_reloaded_packages_is_made_anew_without_them(importing_kernel: Kernel) -> None:
-    run(
-        importing_kernel, "notebook_launch(knows, 2, output='none'); import importlib, joblib; importlib.reload(joblib)"
-    )
-    assert run(importing_kernel, "[*notebook_launch(lambda: 'joblib' in sys.modules, 1, output='none')]") == "[False]"
+def test_image_of_reloaded_packages_is_made_anew_without_them(kernel: Kernel) -> None:
+    run(kernel, "import importlib, snowballstemmer; importlib.reload(snowballstemmer)")
+    assert run(kernel, "[*notebook_launch(knows, 1, output='none')]") == "[False]"
 
 
 LEAVING = {
@@ -305,20 +206,22 @@ LEAVING = {
 }
 
 
-def test_imports_that_a_fork_cannot_inherit_are_left_to_the_ranks_by_name(tmp_path: Path) -> None:
+def test_imports_that_a_fork_cannot_inherit_are_left_to_the_ranks_by_name(
+    kernel: Kernel, tmp_path: Path, folder: Path
+) -> None:
     for name, text in LEAVING.items():
         (tmp_path / f"{name}.py").write_text(text)
-    with Kernel() as kernel:
-        run(kernel, f"{FIRST}\nimport os, sys, time; os.environ['PYTHONPATH'] = {str(tmp_path)!r}")
-        run(kernel, "from notebook_launcher.engines.fork_server_handle import fork_server; fork_server().stop()")
-        run(kernel, "from notebook_launcher.messaging import messages")
-        told = f"messages.Imports(names={tuple(LEAVING)!r}, local={{'rich': '/here/rich.py'}}, environ={{}})"
-        run(kernel, f"fork_server().tell({told})")
-        run(kernel, "has = lambda: 'last' in sys.modules")
-        run(kernel, "while not all(notebook_launch(has, 1, output='none')): pass")
-        left_out = eval(run(kernel, "fork_server().image().left_out"))
-        outcome = kernel.execute("print(*notebook_launch(lambda: 'good' in sys.modules and has(), 2))")
-        assert run(kernel, "os.pread(fork_server()._errors, 10_000, 0)") == "b''"
+    run(kernel, f"os.environ['PYTHONPATH'] = {str(tmp_path)!r}; fork_server().stop()")
+    told = f"messages.Imports(names={tuple(LEAVING)!r}, local={{'rich': '/here/rich.py'}}, environ={{}})"
+    run(kernel, f"fork_server().tell({told})")
+    run(kernel, "has = lambda: 'last' in sys.modules")
+    run(kernel, "while not all(notebook_launch(has, 1, output='none')): pass")
+    left_out = eval(run(kernel, "fork_server().image().left_out"))
+    outcome = kernel.execute("print(*notebook_launch(lambda: 'good' in sys.modules and has(), 2))")
+    run(kernel, f"os.environ['PYTHONPATH'] = {str(folder)!r}")
+    errors = run(kernel, "os.pread(fork_server()._errors, 10_000, 0)")
+    run(kernel, "fork_server().stop()")
+    assert errors == "b''"
     assert left_out == {
         "connects": "its import opens a connection",
         "spawns": "its import starts a process",
@@ -330,3 +233,39 @@ def test_imports_that_a_fork_cannot_inherit_are_left_to_the_ranks_by_name(tmp_pa
     }
     assert "True True" in outcome.stdout
     assert "the rank ends" in outcome.stdout
+
+
+def test_chores_begin_after_prewarm_and_a_killed_kernel_takes_the_server_with_it(
+    kernel: Kernel, chores: Chores
+) -> None:
+    run(kernel, "fork_server().stop()")
+    chores.forget()
+    run(kernel, "prewarm()")
+    with chores.held():
+        both = servers(kernel)
+        kernel.kill()
+        assert [ends(process) for process in both] == [True, True]
+
+
+def test_chores_of_a_script_begin_after_its_second_launch(folder: Path, chores: Chores) -> None:
+    program = """
+import sys
+from notebook_launcher import notebook_launch
+for _ in sys.stdin:
+    notebook_launch(print, 2, output="none")
+    print("done", flush=True)
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{ROOT}"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as script:
+        assert script.stdin is not None
+        assert script.stdout is not None
+        for begins, within in ((False, 5 * forkserver.CHORES_AFTER), (True, PATIENCE)):
+            print(file=script.stdin, flush=True)
+            assert script.stdout.readline() == "done\n"
+            assert chores.begin(within) == begins
+        script.stdin.close()
