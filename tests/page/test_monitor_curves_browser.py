@@ -315,3 +315,51 @@ def test_outliers_are_left_out_of_the_axis_on_request(tab):
     tab.page.get_by_label("No outliers").check()
     tab.settle()
     assert len(tab.columns(PLOT, ink, middle)) > 30
+
+
+def test_log_scale_and_smoothing_change_the_plot(tab):
+    tab.deliver(reset(curves=[curve("loss", 0, [10 ** (3 * math.sin(step)) for step in range(200)])]))
+    pictures = {tab.picture(PLOT)}
+    tab.find("text=Log scale").click()
+    tab.settle()
+    pictures.add(tab.picture(PLOT))
+    tab.find("input[type=range]").fill("0.9")
+    tab.settle()
+    pictures.add(tab.picture(PLOT))
+    assert (len(pictures), tab.text("output")) == (3, "0.90")
+
+
+def test_one_plot_is_shown_large(tab):
+    tab.deliver(reset(curves=[curve(name, 0, waves(100)) for name in ("loss", "accuracy")]))
+    small = tab.find(PLOT).first.bounding_box()
+    tab.page.get_by_role("button", name="Enlarge loss").click()
+    tab.settle()
+    large = tab.find(PLOT).first.bounding_box()
+    assert large["width"] > 1.9 * small["width"]
+    assert large["height"] > 2 * small["height"]
+    assert tab.page.get_by_role("button", name="Enlarge loss", pressed=True).count() == 1
+
+
+def test_plots_stand_in_sections_by_prefix(tab):
+    names = [
+        "loss",
+        *(f"layers/norm_{number}" for number in range(3)),
+        *(f"system/load_{number}" for number in range(3)),
+    ]
+    tab.deliver(reset(curves=[curve(name, 0, waves(20)) for name in names]))
+    assert tab.texts(".nbl-prefix") == ["layers", "system"]
+    tab.page.get_by_role("button", name="Pin system/load_2").click()
+    tab.settle()
+    assert tab.texts(".nbl-plot-name")[:2] == ["system/load_2", "loss"]
+
+
+def test_ends_of_long_names_stay_in_sight_beside_long_values(tab):
+    values = [*waves(50), None, 0.123456]
+    names = [f"group0/a_long_metric_of_block_{number}" for number in range(3)]
+    tab.deliver(reset(curves=[curve(name, rank, values) for name in names for rank in range(2)]))
+    for at in range(3):
+        end = tab.find(".nbl-plot-name span:last-child").nth(at)
+        name = tab.find(".nbl-plot-name").nth(at).bounding_box()
+        assert end.inner_text().endswith(f"block_{at}")
+        box = end.bounding_box()
+        assert box["x"] + box["width"] <= name["x"] + name["width"] + 1

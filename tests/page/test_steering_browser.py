@@ -275,3 +275,20 @@ def test_changes_stay_when_the_run_is_over(tab: Tab) -> None:
     tab.deliver({"type": "update", "run": run(state="done", is_over=True)})
     assert tab.find(".nbl-setting").count() == 0
     assert tab.text(".nbl-changes summary") == "1 change"
+
+
+def test_typed_text_stays_while_values_change(tab: Tab) -> None:
+    tab.deliver(reset(settings=SETTINGS))
+    field(tab, "lr").press_sequentially("0.0")
+    tab.deliver({"type": "update", "settings": [{**SETTINGS[0], "text": "0.09"}, *SETTINGS[1:]]})
+    tab.page.keyboard.type("2")
+    assert field(tab, "lr").input_value() == "0.02"
+    assert row(tab, "lr").locator("output").inner_text() == "0.09"
+
+
+def test_settings_fit_a_narrow_page(tab: Tab) -> None:
+    tab.page.set_viewport_size({"width": 360, "height": 900})
+    long = "x" * 80
+    tab.deliver(reset(settings=[{"name": long, "text": "0.1", "kind": "number"}], changes=[change(long, long, long)]))
+    tab.find(".nbl-changes summary").click()
+    assert tab.page.evaluate("document.documentElement.scrollWidth") == 360

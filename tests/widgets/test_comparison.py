@@ -206,3 +206,23 @@ def test_axis_that_the_runs_do_not_have_is_refused(runs: list[Run], folder: Path
         compare(*runs, axis="hours")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"no run has reported epochs\. Report them .*epoch=epoch"):
         open_run(folder / runs[0].id).svg(axis="epoch")
+
+
+def test_live_run_is_compared_as_it_is_now() -> None:
+    def wait() -> None:
+        import time
+
+        from notebook_launcher import report, track
+
+        report(loss=1.0)
+        for _ in track(range(10**6)):
+            time.sleep(0.01)
+
+    run = launch(wait, 1, output="none")
+    while not run.metrics:
+        run.wait(0.01)
+    comparison = compare(run)
+    run.stop()
+    assert comparison.runs["A"].state == "running"
+    assert compare(run).runs["A"].state == "stopped"
+    assert "running" in repr(comparison)
