@@ -14,6 +14,9 @@ from notebook_launcher.errors import CaptureError
 from notebook_launcher.training import (
     Accelerator,
     DistributedDataParallelKwargs,
+    GradientAccumulationPlugin,
+    GradScalerKwargs,
+    KwargsHandler,
     ProcessState,
     prepare_data_loader,
 )
@@ -49,6 +52,7 @@ def train(model, steps=3, **options):
     ({}, {}, [False, False, True, True]),
     ({"dynamo_backend": "eager"}, {}, [False, False, True, True]),
     ({}, {"static_graph": True}, [True, False, True, True]),  # torch records the graph in the first
+    ({}, {"gradient_as_bucket_view": True, "find_unused_parameters": True}, [False, False, True, True]),
 ])  # fmt: skip
 def test_model_built_with_any_ddp_options_trains_alike(ranks, options, ddp, synced):
     def both():
@@ -74,6 +78,20 @@ def test_compiled_model_is_saved_by_its_own_names(ranks):
     assert ranks.run(2, names) == [(own, own, True)] * 2
 
 
+def test_forward_of_a_compiled_model_under_no_sync_is_refused(ranks):
+    def mistake():
+        accelerator = Accelerator(cpu=True, dynamo_backend="eager")
+        model = make_model()
+        model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        with accelerator.no_sync(model):
+            loss = model(torch.ones(1, 3)).mean()
+        accelerator.backward(loss)
+        with pytest.raises(RuntimeError, match=r"was left out on this rank, or ran under no_sync\(\)"):
+            optimizer.step()
+
+    ranks.run(2, mistake)
+
+
 def test_second_backward_through_one_forward_is_refused(ranks):
     def mistake():
         accelerator = Accelerator(cpu=True)
@@ -91,9 +109,10 @@ def test_second_backward_through_one_forward_is_refused(ranks):
     ranks.run(2, mistake)
 
 
-def test_forward_may_wait_while_another_network_trains(ranks):
+@pytest.mark.parametrize("steps", [1, 2])
+def test_forward_may_wait_while_another_network_trains(ranks, steps):
     def adversaries():
-        accelerator = Accelerator(cpu=True)
+        accelerator = Accelerator(cpu=True, gradient_accumulation_steps=steps)
         maker, critic = torch.nn.Linear(3, 3), torch.nn.Linear(3, 1)
         optimizers = [torch.optim.SGD(net.parameters(), lr=0.1) for net in (maker, critic)]
         maker, critic, made, judged, loader = accelerator.prepare(maker, critic, *optimizers, make_loader(12))
@@ -104,6 +123,7 @@ def test_forward_may_wait_while_another_network_trains(ranks):
                 judged.step()
                 judged.zero_grad()
             with accelerator.accumulate(maker):
+                fakes = maker(inputs) if steps > 1 else fakes
                 accelerator.backward(critic(fakes).mean())
                 made.step()
                 made.zero_grad()
@@ -180,6 +200,15 @@ def test_models_are_freed_without_garbage_collector(ranks):
     assert ranks.run(2, leave) == [[True] * 3] * 2
 
 
+def test_optimizer_outlives_its_accelerator():
+    model: Any = make_model()
+    optimizer = Accelerator(cpu=True).prepare(torch.optim.SGD(model.parameters(), lr=0.1))
+    before = model[0].weight.detach().clone()
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    assert not model[0].weight.equal(before)
+
+
 @pytest.mark.parametrize("make", [lambda: Accelerator(cpu=True), lambda: ProcessState(cpu=True)])
 def test_object_made_for_one_process_is_refused_in_a_launch(make):
     mine = make()
@@ -189,6 +218,14 @@ def test_object_made_for_one_process_is_refused_in_a_launch(make):
 
     with pytest.raises(CaptureError, match=r"`mine`, an? notebook_launcher.*Create .* inside the function"):
         notebook_launch(ask, 2, output="none")
+
+
+def test_handlers_return_only_arguments_that_differ_from_defaults():
+    assert GradScalerKwargs().to_kwargs() == {}
+    assert GradScalerKwargs(init_scale=4.0).to_kwargs() == {"init_scale": 4.0}
+    assert DistributedDataParallelKwargs(bucket_cap_mb=1, comm_hook="fp16").to_kwargs() == {"bucket_cap_mb": 1}
+    assert GradientAccumulationPlugin(num_steps=4).to_kwargs() == {"num_steps": 4}
+    assert isinstance(GradScalerKwargs(), KwargsHandler)
 
 
 def test_returned_optimizer_and_scheduler_continue_in_the_kernel(ranks):

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import warnings
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, TensorDataset
 
-from notebook_launcher import Accelerator, DistributedDataParallelKwargs, GradientAccumulationPlugin
-from tests.support.toy_training import make_data, make_model, sessions_fixture
+from notebook_launcher.training.accumulation.members import parameter_groups
+from tests.support.toy_training import full_gradient, make_data, make_model, sessions_fixture, shards_on_cpus
 
 mse = torch.nn.functional.mse_loss
 
@@ -20,6 +18,8 @@ ranks = sessions_fixture(2, 3)
 
 
 def prepare(steps=1, model=None, **options):
+    from notebook_launcher import Accelerator
+
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=steps, **options)
     model = make_model(seed=accelerator.process_index) if model is None else model
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -37,8 +37,24 @@ def assert_same(results):
         torch.testing.assert_close(results[0], other, rtol=0, atol=0)
 
 
+def test_weights_of_ranks_start_and_stay_equal(ranks):
+    def train():
+        accelerator, model, optimizer, loss = prepare(steps=2)
+        for _ in range(4):
+            with accelerator.accumulate(model):
+                accelerator.backward(loss())
+                optimizer.step()
+                optimizer.zero_grad()
+        assert isinstance(model, torch.nn.parallel.DistributedDataParallel)
+        return weights(accelerator.unwrap_model(model))
+
+    assert_same(ranks.run(3, train))
+
+
 def count_reductions(steps, batches, sync_each_batch=None):
     """Return how many collectives each micro-batch made, as the process group itself counts them."""
+    from notebook_launcher import GradientAccumulationPlugin
+
     plugin = GradientAccumulationPlugin(num_steps=steps, sync_each_batch=sync_each_batch)
     accelerator, model, optimizer, loss = prepare(None, gradient_accumulation_plugin=plugin)
     group: Any = torch.distributed.group.WORLD
@@ -64,6 +80,8 @@ def test_gradients_are_reduced_once_for_each_window(ranks, steps, each, expected
 
 def test_leaf_tensors_are_synchronised(ranks):
     def train():
+        from notebook_launcher import Accelerator
+
         accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
         first = torch.full((2,), float(accelerator.process_index), requires_grad=True)
         second = torch.ones(3, requires_grad=True)
@@ -82,14 +100,17 @@ def test_leaf_tensors_are_synchronised(ranks):
     assert ranks.run(2, train) == [([-2.25] * 2, [1 - 2.25] * 3)] * 2
 
 
-@pytest.mark.parametrize(
-    ("order", "accumulates", "steps"),
-    [("abAB", True, 3), ("aAbB", False, 1), ("bBaA", True, 1), ("aAAbB", True, 3)],
-)
+@pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.parametrize("accumulates", [False, True])
+@pytest.mark.parametrize("order", ["abAB", "aAbB", "bBaA", "aAAbB"])
 def test_optimizers_of_one_model_step_and_clear_in_turns(ranks, steps, accumulates, order):
     """`a` and `b` are the steps of the two optimizers, `A` and `B` their `zero_grad`."""
 
     def train():
+        import contextlib
+
+        from notebook_launcher import Accelerator
+
         accelerator = Accelerator(cpu=True, gradient_accumulation_steps=steps if accumulates else 1)
         model = make_model().double()
         parts = [[*model.parameters()][:1], [*model.parameters()][1:]]
@@ -124,6 +145,10 @@ def test_optimizers_of_one_model_step_and_clear_in_turns(ranks, steps, accumulat
 
 def set_gradients(way, averages):
     """Train by gradients of `torch.autograd.grad`; `way` names what of model and optimizer is prepared, and how."""
+    import contextlib
+
+    from notebook_launcher import Accelerator
+
     accelerator = Accelerator(cpu=True, check_ranks=None if way != "not compared" else False)
     model = make_model(seed=0)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -143,7 +168,10 @@ def set_gradients(way, averages):
     return weights(model)
 
 
-@pytest.mark.parametrize("way", ["plainly", "no_sync", "not compared"])
+WAYS_TO_SET = ["plainly", "no_sync", "past the wrapper", "optimizer of torch", "not compared"]
+
+
+@pytest.mark.parametrize("way", WAYS_TO_SET)
 def test_gradients_that_are_averaged_by_hand_are_used(ranks, way):
     model = make_model(seed=0)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -156,7 +184,7 @@ def test_gradients_that_are_averaged_by_hand_are_used(ranks, way):
         torch.testing.assert_close(result, weights(model))
 
 
-@pytest.mark.parametrize("way", ["past the wrapper", "optimizer of torch"])
+@pytest.mark.parametrize("way", WAYS_TO_SET[:-1])
 def test_gradients_of_one_rank_that_are_set_by_hand_are_refused(ranks, way):
     with pytest.raises(RuntimeError, match=r"gradients of Sequential differ between the ranks.*accelerator.reduce\("):
         ranks.run(2, set_gradients, way, False)
@@ -185,6 +213,8 @@ def frozen_late():
 
 
 def leaf_by_hand():
+    from notebook_launcher import Accelerator
+
     accelerator = Accelerator(cpu=True)
     leaf = torch.ones(1, requires_grad=True)
     leaf, optimizer = accelerator.prepare(leaf, torch.optim.SGD([leaf], lr=0.1))
@@ -210,6 +240,8 @@ def by_a_method():
 
 def test_attributes_and_methods_of_a_prepared_model_are_reached_on_any_number_of_ranks(ranks):
     def use():
+        from notebook_launcher import Accelerator
+
         model = Accelerator(cpu=True).prepare(Encoder())
         model.scale, model.note = 3.0, "a new one"
         with pytest.raises(AttributeError) as absent:
@@ -243,6 +275,8 @@ def test_misuse_that_makes_ranks_diverge_is_refused(ranks, mistake, message):
 
 def test_no_sync_around_backward_only_warns(ranks):
     def train():
+        import warnings
+
         accelerator, model, optimizer, loss = prepare()
         value = loss()
         with warnings.catch_warnings(record=True) as caught, accelerator.no_sync(model):
@@ -266,8 +300,44 @@ def test_loss_backward_without_accelerator_is_synchronised(ranks):
     assert_same(ranks.run(2, train))
 
 
+def test_trigger_sync_in_backward_reduces_earlier_forwards(ranks):
+    def train():
+        accelerator, model, optimizer, loss = prepare()
+        with accelerator.no_sync(model):
+            first, second = loss(), loss()
+        accelerator.backward(first)
+        with accelerator.trigger_sync_in_backward(model):
+            accelerator.backward(second)
+        optimizer.step()
+        return weights(model)
+
+    assert_same(ranks.run(2, train))
+
+
+def test_rank_that_ran_out_of_samples_continues_with_weight_zero(ranks):
+    def train():
+        from torch.utils.data import DataLoader, TensorDataset
+
+        accelerator, model, optimizer, _ = prepare(steps=2, even_batches=False)
+        loader = accelerator.prepare(DataLoader(TensorDataset(*make_data(5)), 2))
+        num = 0
+        for inputs, targets in loader:
+            num += 1
+            with accelerator.accumulate(model):
+                accelerator.backward(mse(model(inputs), targets))
+                optimizer.step()
+                optimizer.zero_grad()
+        return num, weights(model)
+
+    results = ranks.run(3, train)
+    assert [result[0] for result in results] == [1, 1, 1]
+    assert_same([result[1] for result in results])
+
+
 def test_trigger_set_on_one_rank_is_seen_on_all(ranks):
     def train():
+        from notebook_launcher import Accelerator
+
         accelerator = Accelerator(cpu=True)
         seen = [accelerator.check_trigger()]
         if accelerator.is_last_process:
@@ -279,6 +349,8 @@ def test_trigger_set_on_one_rank_is_seen_on_all(ranks):
 
 def test_join_uneven_inputs_lets_ranks_with_more_batches_continue(ranks):
     def train():
+        from torch.utils.data import DataLoader, TensorDataset
+
         accelerator, model, optimizer, _ = prepare()
         loader = accelerator.prepare(DataLoader(TensorDataset(*make_data(6)), 2))
         num = 0
@@ -295,6 +367,8 @@ def test_join_uneven_inputs_lets_ranks_with_more_batches_continue(ranks):
 
 def test_join_uneven_inputs_is_refused_in_windows_of_several_micro_batches(ranks):
     def join() -> None:
+        from notebook_launcher import Accelerator
+
         accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
         model = accelerator.prepare(torch.nn.Linear(1, 1))
         with accelerator.join_uneven_inputs([model]):
@@ -305,9 +379,30 @@ def test_join_uneven_inputs_is_refused_in_windows_of_several_micro_batches(ranks
         ranks.run(2, join)
 
 
-@pytest.mark.parametrize("hook", ["bf16", "power_sgd"])
+def test_buffers_that_stay_apart_come_without_a_warning(ranks):
+    def train():
+        import warnings
+
+        from notebook_launcher import Accelerator, DistributedDataParallelKwargs
+
+        options = DistributedDataParallelKwargs(broadcast_buffers=False)
+        model = torch.nn.Linear(1, 1)
+        model.register_buffer("rank", torch.tensor(torch.distributed.get_rank()))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # pytest's filters do not reach the ranks.
+            accelerator = Accelerator(cpu=True, kwargs_handlers=[options])
+            model = accelerator.prepare(model)
+        model(torch.ones(1, 1)).sum().backward()
+        return accelerator.unwrap_model(model).rank.item()
+
+    assert list(ranks.run(2, train)) == [0, 1]
+
+
+@pytest.mark.parametrize("hook", ["fp16", "bf16", "power_sgd", "batched_power_sgd"])
 def test_communication_hooks_train(ranks, hook):
     def train():
+        from notebook_launcher import DistributedDataParallelKwargs
+
         options = {"matrix_approximation_rank": 1} if "power" in hook else {}
         handler = DistributedDataParallelKwargs(comm_hook=hook, comm_state_option=options)
         # Over 1 MiB, so that DDP makes several buckets of it where it may; a mean of so many linear models.
@@ -329,9 +424,10 @@ def test_communication_hooks_train(ranks, hook):
     assert_same([result[1] for result in results])
 
 
-def test_half_precision_trains_alike_on_several_ranks(ranks):
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_half_precision_trains_alike_on_several_ranks(ranks, precision):
     def train():
-        accelerator, model, optimizer, loss = prepare(steps=2, mixed_precision="fp16")
+        accelerator, model, optimizer, loss = prepare(steps=2, mixed_precision=precision)
         losses = []
         for _ in range(12):
             with accelerator.accumulate(model):
@@ -366,12 +462,95 @@ def test_overflow_on_one_rank_is_skipped_by_all(ranks):
     assert ranks.run(2, train) == [(True, True, 32768.0)] * 2
 
 
-def test_check_accumulation_is_exact_on_several_ranks(ranks):
+def test_two_optimizers_share_one_scaler(ranks):
+    def train():
+        from notebook_launcher import Accelerator, GradScalerKwargs
+
+        scaler = GradScalerKwargs(init_scale=1024.0)
+        accelerator = Accelerator(cpu=True, mixed_precision="fp16", max_grad_norm=0.5, kwargs_handlers=[scaler])
+        generator, critic = accelerator.prepare(make_model(), make_model(seed=1))
+        first, second = (torch.optim.SGD(model.parameters(), lr=0.1) for model in (generator, critic))
+        first, second = accelerator.prepare(first, second)
+        inputs, targets = make_data(4, seed=accelerator.process_index)
+        for _ in range(3):
+            with accelerator.accumulate(generator, critic):
+                accelerator.backward(mse(generator(inputs), targets) + mse(critic(inputs), targets))
+                accelerator.clip_grad_norm_(generator.parameters(), 1.0)
+                for optimizer in (first, second):
+                    optimizer.step()
+                    optimizer.zero_grad()
+        used: Any = accelerator.scaler
+        return used.get_scale(), weights(generator), weights(critic)
+
+    results = ranks.run(2, train)
+    assert results[0][0] == 1024.0
+    assert_same([result[1] for result in results])
+    assert_same([result[2] for result in results])
+
+
+def test_window_spans_batches_of_two_loaders(ranks):
+    def train():
+        from torch.utils.data import DataLoader, TensorDataset
+
+        accelerator, model, _, _ = prepare(steps=3, model=make_model())
+        data = [make_data(8, seed=seed) for seed in (1, 2)]
+        first, second = accelerator.prepare(
+            DataLoader(TensorDataset(*data[0]), 1), DataLoader(TensorDataset(*data[1]), 3)
+        )
+        seen = []
+        for number, (one, two) in enumerate(zip(first, second, strict=False)):
+            inputs, targets = one if number % 2 == 0 else two
+            with accelerator.accumulate(model):
+                accelerator.backward(mse(model(inputs), targets), weight=len(inputs))
+            seen.append((inputs, targets))
+            if accelerator.sync_gradients:
+                break
+        return seen, [parameter.grad.clone() for parameter in model.parameters()]
+
+    results = ranks.run(2, train)
+    rows = [pair for result in results for pair in result[0]]
+    inputs, targets = (torch.cat(column) for column in zip(*rows, strict=True))
+    expected = full_gradient(make_model().state_dict(), inputs, targets)
+    for mine, wanted in zip(results[0][1], expected, strict=True):
+        torch.testing.assert_close(mine, wanted, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("sizes_by_rank", [[[1, 5], [3, 2]], [[1, 5, 2], [3]]])
+def test_check_accumulation_is_exact_on_several_ranks(ranks, sizes_by_rank):
     def check():
         accelerator, model, _, _ = prepare(steps=4)
-        sizes = [[1, 5, 2], [3]][accelerator.process_index]
+        sizes = sizes_by_rank[accelerator.process_index]
         batches = [make_data(size, seed=size) for size in sizes]
         report = accelerator.check_accumulation(model, batches, lambda model, batch: mse(model(batch[0]), batch[1]))
-        return report.ok, report.total_weight
+        return report.ok, report.total_weight, str(report)
 
-    assert ranks.run(2, check) == [(True, 11.0)] * 2
+    assert [result[:2] for result in ranks.run(2, check)] == [(True, 11.0)] * 2
+
+
+@shards_on_cpus
+@pytest.mark.parametrize("sync_each_batch", [None, False])
+def test_sharded_model_accumulates_as_a_whole_one(ranks, sync_each_batch):
+    def train(sharded):
+        from torch.distributed.fsdp import fully_shard
+
+        from notebook_launcher import Accelerator, GradientAccumulationPlugin
+
+        plugin = GradientAccumulationPlugin(num_steps=2, sync_each_batch=sync_each_batch)
+        accelerator = Accelerator(cpu=True, gradient_accumulation_plugin=plugin)
+        model = make_model()
+        if sharded:
+            fully_shard(model, mesh=torch.distributed.init_device_mesh("cpu", (accelerator.num_processes,)))
+        model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        assert isinstance(model, torch.nn.parallel.DistributedDataParallel) != sharded
+        assert all(group.force_sum_reduction_for_comms for group in parameter_groups(model)), "gloo's means were sums"
+        for number in range(3):
+            inputs, targets = make_data(4, seed=2 * number + accelerator.process_index)
+            with accelerator.accumulate(model):
+                accelerator.backward(mse(model(inputs), targets), weight=number + 1)
+                optimizer.step()
+                optimizer.zero_grad()
+        inner = accelerator.unwrap_model(model)
+        return [(p.full_tensor() if sharded else p).detach().clone() for p in inner.parameters()]
+
+    whole, sharded = (ranks.run(2, train, sharded)[0] for sharded in (False, True))
+    torch.testing.assert_close(whole, sharded)

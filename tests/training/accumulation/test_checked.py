@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from notebook_launcher import verify_accumulation
 from tests.support.toy_windows import Training, mse
 
 
@@ -38,6 +39,20 @@ def test_check_accumulation_finds_a_loss_that_is_no_mean():
     assert 'Return the sum and pass it as backward(loss, weight=num_tokens, reduction="sum")' in str(report)
 
 
+def test_check_accumulation_finds_a_loss_divided_by_the_tokens_of_the_window():
+    training = Training(steps=4)
+    batches = [(training.inputs[:1], training.targets[:1]), (training.inputs[1:3], training.targets[1:3])]
+    num_items = 3  # of the window, as the recipe for variable lengths divides
+
+    def recipe(model, batch):
+        return mse(model(batch[0]), batch[1], reduction="sum") * 4 / num_items
+
+    report = training.accelerator.check_accumulation(training.model, batches, recipe)
+    assert not report.loss_is_mean
+    assert report.losses is not None
+    assert report.losses.adds_up
+
+
 def test_check_accumulation_finds_a_weight_that_is_not_what_the_loss_is_a_mean_over():
     training = Training(steps=2)
     batches = [(training.inputs[:1], training.targets[:1]), (training.inputs[1:4], training.targets[1:4])]
@@ -62,3 +77,10 @@ def test_check_accumulation_refuses_empty_batches():
     training = Training()
     with pytest.raises(ValueError, match="gave no micro-batch"):
         training.accelerator.check_accumulation(training.model, [], lambda model, batch: model(batch))
+
+
+def test_documented_toy_model_gives_the_documented_gradients():
+    report = verify_accumulation()
+    assert report, str(report)
+    assert len(report.rows) == 9
+    assert str(report).count("2.04000") == 3 * 9 + 1

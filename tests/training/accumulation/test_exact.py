@@ -9,22 +9,26 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from notebook_launcher import Accelerator, DataLoaderConfiguration
 from tests.support.toy_training import full_gradient, make_data, make_model, sessions_fixture
 
 RANKS = st.integers(1, 4)
 STEPS = st.integers(1, 5)
 MANY = settings(
-    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True
 )
+
 
 ranks = sessions_fixture(1, 2, 3, 4)
 
 
 def train(loader_kind: str, num_samples: int, batch_size: int, steps: int, config: dict[str, Any]) -> list[Any]:
     """Train for an epoch in a rank; return, for each update, the weights before, what was seen, the gradient."""
+    import torch
+    from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+    from notebook_launcher.training.accelerator import Accelerator
+    from notebook_launcher.training.plugins import DataLoaderConfiguration
 
     class Stream(IterableDataset[Any]):
         def __iter__(self):
@@ -79,6 +83,15 @@ def check(results: list[Any], num_ranks: int) -> list[float]:
 
 
 @MANY
+@given(num_ranks=RANKS, num_samples=st.integers(1, 24), batch_size=st.integers(1, 4), steps=STEPS, even=st.booleans())
+def test_map_style_data_accumulates_exactly(ranks, num_ranks, num_samples, batch_size, steps, even):
+    results = ranks.run(num_ranks, train, "map", num_samples, batch_size, steps, {"even_batches": even})
+    indices = check(results, num_ranks)
+    if not even:
+        assert sorted(indices) == list(range(num_samples)), "each sample counts once"
+
+
+@MANY
 @given(
     num_ranks=RANKS, num_samples=st.integers(1, 24), batch_size=st.integers(1, 4), steps=STEPS, dispatch=st.booleans()
 )
@@ -87,14 +100,14 @@ def test_iterable_data_without_length_accumulates_exactly(ranks, num_ranks, num_
     assert set(check(results, num_ranks)) == set(range(num_samples))
 
 
-def test_loop_without_accumulate_is_exact(ranks):
+@pytest.mark.parametrize("num_samples", [7, 8, 11])
+def test_loop_without_accumulate_is_exact(ranks, num_samples):
     config = {"even_batches": False, "plain_loop": True}
-    assert sorted(check(ranks.run(3, train, "map", 11, 2, 1, config), 3)) == list(range(11))
+    assert sorted(check(ranks.run(3, train, "map", num_samples, 2, 1, config), 3)) == list(range(num_samples))
 
 
-@pytest.mark.parametrize(
-    ("num_ranks", "config"), [(3, {"split_batches": True}), (2, {"drop_last": True, "shuffle": True})]
-)
+@pytest.mark.parametrize("num_ranks", [2, 3])
+@pytest.mark.parametrize("config", [{"shuffle": True}, {"split_batches": True}, {"drop_last": True, "shuffle": True}])
 def test_shuffled_split_and_dropped_batches_accumulate_exactly(ranks, num_ranks, config):
     indices = check(ranks.run(num_ranks, train, "map", 25, 6, 3, config), num_ranks)
     assert len(set(indices)) == (24 // (6 * num_ranks) * 6 * num_ranks if config.get("drop_last") else 25)
@@ -102,6 +115,10 @@ def test_shuffled_split_and_dropped_batches_accumulate_exactly(ranks, num_ranks,
 
 def train_weighted(sizes: list[list[int]], steps: int, reduction: str, precision: str) -> list[Any]:
     """Micro-batches of given sizes, without a loader; the loss is weighed by hand."""
+    import torch
+
+    from notebook_launcher.training.accelerator import Accelerator
+
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=steps, mixed_precision=precision)
     model = accelerator.prepare(make_model())
     optimizer = accelerator.prepare(torch.optim.SGD(model.parameters(), lr=0.1))

@@ -78,9 +78,10 @@ def means(num_ranks: int, left_out: Iterable[tuple[int, int]] = ()) -> list[floa
     return found
 
 
-@pytest.mark.parametrize(("num_ranks", "steps"), [(1, True), (2, False), (3, True)])
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+@pytest.mark.parametrize("steps", [False, True])
 def test_micro_batch_that_all_ranks_leave_out_does_not_count(ranks: Sessions, num_ranks: int, *, steps: bool) -> None:
-    cases: list[tuple[int, ...]] = [(), (1, 2, 8), (3, 4), (6, 7)]
+    cases: list[tuple[int, ...]] = [(), (5,), (1, 2, 8), (3,), (3, 4), (6, 7)]
 
     def train_all() -> list[list[float]]:
         return [train(dict.fromkeys(range(num_ranks), case), steps=steps) for case in cases]
@@ -96,7 +97,8 @@ def test_micro_batch_that_one_rank_leaves_out_does_not_count_where_weights_are_g
         assert gradients == pytest.approx(means(2, [(1, 5), (1, 8)]), abs=1e-12)
 
 
-@pytest.mark.parametrize(("num_ranks", "raises"), [(2, True), (3, False)])
+@pytest.mark.parametrize("raises", [False, True])
+@pytest.mark.parametrize("num_ranks", [2, 3])
 def test_micro_batch_that_one_rank_leaves_out_is_an_error_at_its_update(
     ranks: Sessions, num_ranks: int, *, raises: bool
 ) -> None:
@@ -107,7 +109,7 @@ def test_micro_batch_that_one_rank_leaves_out_is_an_error_at_its_update(
     assert caught.value.rank == 1  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("left_out", [0, 3, 8])
+@pytest.mark.parametrize("left_out", [0, 1, 3, 4, 8])
 def test_batch_without_a_block_on_one_rank_is_an_error_at_its_update(ranks: Sessions, left_out: int) -> None:
     expected = (
         rf"update {left_out // STEPS + 1}: rank 1 left a .* did not: no block of accumulate\(\) began for a batch"
@@ -127,14 +129,46 @@ def test_batches_without_a_block_on_all_ranks_or_with_weights_are_exact(ranks: S
     assert weighed[0] == pytest.approx([*means(2)[:2], (17 + 18 + 19 + 21 + 22 + 23 + 24) / 7], abs=1e-12)
 
 
-def test_end_of_a_window_that_one_rank_leaves_out_is_an_error_at_its_next_backward(ranks: Sessions) -> None:
+def test_batch_that_one_rank_draws_from_another_loader_is_not_left_out(ranks: Sessions) -> None:
+    def train_beside_another() -> list[float]:
+        accelerator = Accelerator(cpu=True)
+        model = torch.nn.Linear(1, 1, bias=False, dtype=torch.float64)
+        data: Any = torch.arange(1.0, 13.0, dtype=torch.float64)[:, None]
+        model, optimizer, loader, other = accelerator.prepare(
+            model, torch.optim.SGD(model.parameters(), lr=1.0), DataLoader(data, 1), DataLoader(data, 1)
+        )
+        others, gradients = iter(other), []
+        next(others)
+        for number, numbers in enumerate(loader):
+            if number in (2, 4) and accelerator.process_index == 1:
+                next(others)
+            with accelerator.accumulate(model):
+                accelerator.backward(model(numbers).mean())
+                gradients.append(next(model.parameters()).grad.item())
+                optimizer.zero_grad()
+        return gradients
+
+    for gradients in ranks.run(2, train_beside_another):
+        assert gradients == [1.5, 3.5, 5.5, 7.5, 9.5, 11.5]
+
+
+@pytest.mark.parametrize("steps", [False, True])
+def test_end_of_a_window_that_one_rank_leaves_out_is_an_error_at_its_next_backward(
+    ranks: Sessions, *, steps: bool
+) -> None:
     with pytest.raises(RuntimeError, match=f"update 1: rank 1 left a .*{MISTAKE}.*run its backward with weight=0"):
-        ranks.run(2, lambda: train({1: (3,)}, steps=True))
+        ranks.run(2, lambda: train({1: (3,)}, steps=steps))
 
 
 def test_ranks_that_leave_out_different_micro_batches_are_an_error_on_each(ranks: Sessions) -> None:
     with pytest.raises(RuntimeError, match=f"update 1: rank . left a .*{MISTAKE}"):
         ranks.run(2, lambda: train({0: (0,), 1: (2, 1)}))
+
+
+def test_check_that_is_off_lets_a_rank_leave_micro_batches_out(ranks: Sessions) -> None:
+    first, second = ranks.run(2, lambda: train({1: (5,)}, check_ranks=False))
+    assert first[0] == second[0]
+    assert first[1] != second[1]
 
 
 @pytest.mark.parametrize("steps", [False, True])

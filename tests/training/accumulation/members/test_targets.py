@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from notebook_launcher import Accelerator, GradientAccumulationPlugin, LocalSGD
+from notebook_launcher import Accelerator
 from tests.support.toy_training import (
     full_gradient,
     make_data,
@@ -50,6 +50,42 @@ def test_model_that_was_never_prepared_accumulates_with_its_prepared_optimizer()
     assert_gradient_of_all(accumulate(accelerator, model, model, optimizer, [2, 1, 3]), 6)
 
 
+def test_gradients_of_an_unprepared_head_are_corrected_with_those_of_its_backbone():
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=3)
+    model = make_model()
+    backbone, head = model[:2], model[2]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    backbone, optimizer = accelerator.prepare(backbone, optimizer)
+    grads = accumulate(accelerator, backbone, lambda inputs: head(backbone(inputs)), optimizer, [2, 1, 3])
+    assert_gradient_of_all(grads, 6)
+
+
+def test_parameter_group_added_later_belongs_to_the_window():
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=3)
+    model = make_model()
+    backbone, head = model[:2], model[2]
+    backbone, optimizer = accelerator.prepare(backbone, torch.optim.SGD(model[0].parameters(), lr=0.1))
+    with accelerator.accumulate(backbone):
+        pass  # what belongs to the backbone is looked up
+    accelerator.gradient_state.forget_windows()
+    optimizer.add_param_group({"params": list(head.parameters())})
+    grads = accumulate(accelerator, backbone, lambda inputs: head(backbone(inputs)), optimizer, [2, 1, 3])
+    assert_gradient_of_all(grads, 6)
+
+
+def test_models_that_share_parameters_are_corrected_once():
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    model = make_model()
+    twin = torch.nn.Sequential(*model)  # other modules around the same parameters
+    model, twin = accelerator.prepare(model, twin)
+    inputs, targets = make_data(5)
+    for rows in (slice(0, 4), slice(4, 5)):
+        with accelerator.accumulate(model, twin):
+            loss = mse(model(inputs[rows]), targets[rows]) + mse(twin(inputs[rows]), targets[rows])
+            accelerator.backward(loss / 2, weight=rows.stop - rows.start)
+    assert_gradient_of_all([parameter.grad for parameter in model.parameters()], 5)
+
+
 def test_accumulate_refuses_what_was_not_prepared():
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
     accelerator.prepare(make_model())
@@ -77,6 +113,23 @@ def test_overlapping_windows_are_refused():
         accelerator.accumulate(left, right),
     ):
         pass
+
+
+def test_window_that_a_break_left_is_dropped_for_another_set_of_models():
+    from torch.utils.data import DataLoader, TensorDataset
+
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=3)
+    left, right = accelerator.prepare(make_model(0), make_model(1))
+    loader = accelerator.prepare(DataLoader(TensorDataset(*make_data(3)), 1))
+    for inputs, targets in loader:
+        with accelerator.accumulate(left):
+            accelerator.backward(100 * mse(left(inputs), targets))
+        break
+    with pytest.warns(UserWarning, match="a window of 3 micro-batches was left after 1"):
+        for inputs, targets in loader:
+            with accelerator.accumulate(left, right):
+                accelerator.backward(mse(left(inputs), targets) + mse(right(inputs), targets))
+    assert_gradient_of_all([parameter.grad for parameter in left.parameters()], 3)
 
 
 def test_optimizer_of_two_models_does_not_step_while_a_window_is_open():
@@ -140,18 +193,23 @@ def test_several_ranks_refuse_to_step_parameters_that_came_after_prepare(ranks, 
         ranks.run(2, train)
 
 
+def sharded_parameters(model: torch.nn.Module) -> list[Any]:
+    return list(model.parameters())
+
+
 @shards_on_cpus
-@pytest.mark.parametrize(
-    ("prepared", "each_batch", "wrapped"),
-    [("optimizer alone", None, False), ("both", None, True), ("both", True, False), ("both", False, True)],
-)
+@pytest.mark.parametrize("prepared", ["optimizer alone", "both"])
+@pytest.mark.parametrize("each_batch", [None, True, False])
+@pytest.mark.parametrize("wrapped", [False, True])
 def test_sharded_model_accumulates_exactly(ranks, prepared, each_batch, wrapped):
     def train():
         from torch.distributed.fsdp import fully_shard
 
+        from notebook_launcher import GradientAccumulationPlugin
+
         plugin = GradientAccumulationPlugin(num_steps=3, sync_each_batch=each_batch)
         accelerator = Accelerator(cpu=True, gradient_accumulation_plugin=plugin)
-        model: Any = make_model()
+        model = make_model()
         fully_shard(model, mesh=torch.distributed.init_device_mesh("cpu", (2,)))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         if prepared == "both":
@@ -167,7 +225,7 @@ def test_sharded_model_accumulates_exactly(ranks, prepared, each_batch, wrapped)
             with accelerator.accumulate(torch.nn.ModuleList([model]) if wrapped else model):
                 accelerator.backward(mse(model(inputs[rows]), targets[rows]), weight=size)
                 if accelerator.sync_gradients:
-                    updates.append([parameter.grad.full_tensor() for parameter in model.parameters()])
+                    updates.append([parameter.grad.full_tensor() for parameter in sharded_parameters(model)])
                 optimizer.step()
                 optimizer.zero_grad()
         return updates, inputs[:4], targets[:4]
@@ -184,7 +242,7 @@ def test_sharded_model_accumulates_exactly(ranks, prepared, each_batch, wrapped)
             torch.testing.assert_close(mine, wanted, atol=1e-6, rtol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["compiled", "container"])
+@pytest.mark.parametrize("name", ["compiled", "container", "old name", ".module"])
 def test_no_sync_and_trigger_sync_find_the_model_inside(ranks, name):
     def train():
         accelerator = Accelerator(cpu=True)
@@ -193,6 +251,8 @@ def test_no_sync_and_trigger_sync_find_the_model_inside(ranks, name):
         target = {
             "compiled": torch.compile(model, backend="eager"),
             "container": torch.nn.ModuleList([model]),
+            "old name": raw,
+            ".module": model.module,
         }[name]
         inputs, targets = make_data(2, seed=accelerator.process_index)
         with accelerator.no_sync(target):
@@ -209,12 +269,15 @@ def test_no_sync_and_trigger_sync_find_the_model_inside(ranks, name):
     assert torch.equal(mine, its), "the last backward did not synchronise"
 
 
-def test_local_sgd_finds_the_model_inside(ranks):
+@pytest.mark.parametrize("name", ["compiled", "old name"])
+def test_local_sgd_finds_the_model_inside(ranks, name):
     def train():
+        from notebook_launcher import LocalSGD
+
         accelerator = Accelerator(cpu=True)
         raw: Any = make_model()
         model, optimizer = accelerator.prepare(raw, torch.optim.SGD(raw.parameters(), lr=0.1))
-        target = torch.compile(model, backend="eager")
+        target = torch.compile(model, backend="eager") if name == "compiled" else raw
         inputs, targets = make_data(2, seed=accelerator.process_index)
         told = []
         with LocalSGD(accelerator, target, local_sgd_steps=2) as local_sgd:

@@ -4,10 +4,23 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 
 from notebook_launcher import Accelerator
 from notebook_launcher.training.accumulation import micro_batches
 from notebook_launcher.training.accumulation.micro_batches import InitialGradient
+
+
+class Noting(TorchFunctionMode):
+    """Notes which functions of torch were called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        self.names.append(getattr(function, "__name__", ""))
+        return function(*args, **(kwargs or {}))
 
 
 def loss_of(weight: torch.Tensor, shape: tuple[int, ...] = ()) -> torch.Tensor:
@@ -34,6 +47,24 @@ def test_gradient_is_that_of_torch(shape, dtype):
         assert torch.equal(weight.grad, gradient_by_hand(factor, dtype))
 
 
+def test_arguments_of_torchs_backward_keep_their_meaning():
+    weight = torch.ones(3, requires_grad=True)
+    loss = loss_of(weight)
+    micro_batches.backward(loss, torch.tensor(1.0), {"retain_graph": True})
+    micro_batches.backward(loss, torch.tensor(1.0), {})
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        micro_batches.backward(loss, torch.tensor(1.0), {})
+
+
+def test_modes_see_the_backward():
+    weight = torch.ones(3, requires_grad=True)
+    loss = loss_of(weight)
+    with Noting() as mode:
+        micro_batches.backward(loss, torch.tensor(1.0), {})
+    assert "backward" in mode.names
+    assert weight.grad is not None
+
+
 def test_torch_without_the_engines_name_runs_its_own_backward(monkeypatch):
     monkeypatch.delattr(torch.autograd.graph, "_engine_run_backward")
     weight = torch.linspace(-1, 1, 7, requires_grad=True)
@@ -44,8 +75,9 @@ def test_torch_without_the_engines_name_runs_its_own_backward(monkeypatch):
     assert called == [(loss, 0.5)]
 
 
-def test_complex_loss_is_refused():
-    accelerator = Accelerator(cpu=True)
+@pytest.mark.parametrize("steps", [1, 2])
+def test_complex_loss_is_refused_in_every_window(steps):
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=steps)
     model = accelerator.prepare(torch.nn.Linear(2, 1, dtype=torch.complex64))
     with (
         accelerator.accumulate(model),
@@ -54,3 +86,9 @@ def test_complex_loss_is_refused():
         ),
     ):
         accelerator.backward(model(torch.ones(1, 2, dtype=torch.complex64)).sum())
+
+
+def test_loss_without_a_graph_is_refused():
+    accelerator = Accelerator(cpu=True)
+    with pytest.raises(RuntimeError, match="does not require grad"):
+        accelerator.backward(torch.ones(()))

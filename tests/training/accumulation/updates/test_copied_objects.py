@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 COPIES: dict[str, Callable[[Any], Any]] = {
+    "pickle": lambda objects: pickle.loads(pickle.dumps(objects)),
     "cloudpickle": lambda objects: pickle.loads(cloudpickle.dumps(objects)),
     "deepcopy": copy.deepcopy,
 }
@@ -56,6 +57,15 @@ def test_copies_of_used_objects_train_on_like_the_originals(way: str) -> None:
     assert train(*objects) == 3
     torch.testing.assert_close(copies[1].state_dict(), objects[1].state_dict(), rtol=0, atol=0)
     assert not torch.equal(next(objects[1].parameters()), before[0])
+
+
+@pytest.mark.parametrize("way", COPIES)
+def test_copy_of_an_accelerator_alone_prepares_and_trains(way: str) -> None:
+    accelerator = COPIES[way](used()[0])
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = DataLoader(TensorDataset(*make_data(10)), batch_size=2)
+    assert train(accelerator, *accelerator.prepare(model, optimizer, loader)) == 3
 
 
 @pytest.mark.filterwarnings("ignore:Seems like")  # Torch's mark on a scheduler's optimizer is not copied.

@@ -9,8 +9,20 @@ import pytest
 import torch
 from torch.optim import lr_scheduler
 
-from notebook_launcher import Accelerator
+from notebook_launcher import Accelerator, GradScalerKwargs
 from tests.support.toy_windows import Training
+
+
+def test_clipping_waits_for_the_end_of_the_window():
+    training = Training(steps=2)
+    norms = []
+    for row in range(2):
+        with training.accelerator.accumulate(training.model):
+            training.accelerator.backward(training.loss(row))
+            norms.append(training.accelerator.clip_grad_norm_(training.model.parameters(), 1e-3))
+    assert norms[0] is None
+    assert norms[1] is not None
+    assert torch.nn.utils.get_total_norm(training.grads()).item() == pytest.approx(1e-3, rel=1e-3)
 
 
 def test_max_grad_norm_clips_by_itself():
@@ -37,6 +49,16 @@ def test_max_grad_norm_clips_what_a_closure_computes():
         training.optimizer.step(compute)
     moved = torch.cat([(value - before[name]).flatten() for name, value in training.model.state_dict().items()])
     assert moved.norm().item() == pytest.approx(2 * 0.1 * 1e-3, rel=1e-2)
+
+
+def test_schedule_advances_once_for_each_update():
+    training = Training(steps=3, num_samples=8)
+    raw = torch.optim.lr_scheduler.StepLR(training.optimizer.optimizer, step_size=1, gamma=0.5)
+    scheduler = training.accelerator.prepare(raw)
+    for _ in training.loader:
+        training.micro_batch(0)
+        scheduler.step()
+    assert scheduler.get_last_lr() == [0.1 * 0.5**3], "8 micro-batches are windows of 3, 3 and 2"
 
 
 class Decay:
@@ -96,6 +118,44 @@ def test_preview_of_rates_that_nobody_knows_is_refused():
         accelerator.preview(lr_scheduler.ConstantLR(optimizer), 0)
     with pytest.raises(ValueError, match=r"preview\(group=1\): the optimizer has 1 parameter group\."):
         accelerator.preview(lr_scheduler.ConstantLR(optimizer), group=1)
+
+
+def test_overflow_skips_step_and_schedule():
+    training = Training(steps=2, mixed_precision="fp16")
+    raw = torch.optim.lr_scheduler.StepLR(training.optimizer.optimizer, step_size=1, gamma=0.5)
+    scheduler = training.accelerator.prepare(raw)
+    before = training.model[0].weight.clone()
+    for _ in range(2):
+        with training.accelerator.accumulate(training.model):
+            training.accelerator.backward(training.loss(0) * float("inf"))
+            training.optimizer.step()
+            scheduler.step()
+            training.optimizer.zero_grad()
+    assert training.accelerator.optimizer_step_was_skipped
+    assert training.accelerator.scaler is not None
+    assert training.accelerator.scaler.get_scale() == 32768.0
+    assert scheduler.get_last_lr() == [0.1]
+    assert torch.equal(training.model[0].weight, before)
+    for row in range(2):
+        training.micro_batch(row)
+        scheduler.step()
+    assert not training.accelerator.optimizer_step_was_skipped
+    assert scheduler.get_last_lr() == [0.05]
+
+
+def test_autocast_between_two_steps_leaves_the_second_optimizers_gradients_alone():
+    scaler = GradScalerKwargs(init_scale=1024.0)
+    accelerator = Accelerator(cpu=True, mixed_precision="fp16", kwargs_handlers=[scaler])
+    models = [accelerator.prepare(torch.nn.Linear(1, 1, bias=False)) for _ in range(2)]
+    optimizers = [accelerator.prepare(torch.optim.SGD(model.parameters(), lr=0.1)) for model in models]
+    for model in models:
+        accelerator.backward(model(torch.ones(1, 1)).mean())
+    accelerator.clip_grad_norm_([parameter for model in models for parameter in model.parameters()], 10.0)
+    optimizers[0].step()
+    with accelerator.autocast():
+        assert accelerator.native_amp
+    optimizers[1].step()
+    assert models[1].weight.grad.tolist() == [[1.0]]
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])

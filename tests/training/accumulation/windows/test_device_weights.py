@@ -20,17 +20,17 @@ COUNTS = ([3.0, 1.0, 0.0, 5.0, 2.0, 0.0], [4.0, 0.0, 0.0, 1.0, 7.0, 2.0])
 """Weights of each rank's micro-batches: two windows of three."""
 
 
-def train(*, keeps: bool, reduction: str) -> list[list[float]]:
+def train(*, keeps: bool, reduction: str, state_after: int | None = None) -> list[list[float]]:
     """Return the gradients of all updates; `keeps`: weights stay tensors, as those of a GPU do."""
     before = weighing.stays_on_device
     weighing.stays_on_device = lambda weight, device: keeps and isinstance(weight, torch.Tensor)
     try:
-        return _train(reduction)
+        return _train(reduction, state_after)
     finally:
         weighing.stays_on_device = before
 
 
-def _train(reduction: str) -> list[list[float]]:
+def _train(reduction: str, state_after: int | None) -> list[list[float]]:
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=3, check_ranks=False)
     torch.manual_seed(accelerator.process_index)
     model: Any = torch.nn.Linear(2, 1, dtype=torch.float64)
@@ -46,7 +46,7 @@ def _train(reduction: str) -> list[list[float]]:
                 gradients.append(model.weight.grad.flatten().tolist() if hasattr(model, "weight") else _of(model))
             optimizer.step()
             optimizer.zero_grad()
-        if number == 1:  # In the middle of a window.
+        if number == state_after:
             state = accelerator.gradient_state.state_dict()
             accelerator.gradient_state.load_state_dict(state)
             assert all(isinstance(window["weight"], float) for window in state["windows"])
@@ -57,7 +57,8 @@ def _of(model: Any) -> list[float]:
     return [float(number) for number in model.module.weight.grad.flatten()]
 
 
-@pytest.mark.parametrize(("num_ranks", "reduction"), [(1, "sum"), (2, "mean")])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("num_ranks", [1, 2])
 def test_weights_on_a_device_give_the_gradients_of_numbers(ranks: Sessions, num_ranks: int, reduction: str) -> None:
     expected = ranks.run(num_ranks, lambda: train(keeps=False, reduction=reduction))
     found = ranks.run(num_ranks, lambda: train(keeps=True, reduction=reduction))
@@ -65,6 +66,11 @@ def test_weights_on_a_device_give_the_gradients_of_numbers(ranks: Sessions, num_
     for mine, theirs in zip(found, expected, strict=True):
         for one, other in zip(mine, theirs, strict=True):
             assert one == pytest.approx(other, rel=1e-14)
+
+
+def test_open_window_is_saved_with_its_weight_as_a_number(ranks: Sessions) -> None:
+    found = ranks.run(1, lambda: train(keeps=True, reduction="mean", state_after=1))
+    assert found == ranks.run(1, lambda: train(keeps=False, reduction="mean"))
 
 
 @pytest.mark.parametrize("weight", [-1.0, float("inf"), float("nan")])
@@ -90,3 +96,10 @@ def test_weights_of_sparse_gradients_are_numbers() -> None:
     assert stays_on_device(meta, torch.device("meta"))
     with pytest.raises(TypeError, match="is not a number"):
         checked_weight(meta, torch.device("meta"), reads=True)
+
+
+def test_tensor_of_another_device_or_of_several_elements_is_read() -> None:
+    assert not stays_on_device(torch.ones(()), torch.device("cpu"))
+    assert not stays_on_device(torch.ones(()), torch.device("meta"))
+    assert not stays_on_device(torch.ones(2, device="meta"), torch.device("meta"))
+    assert not stays_on_device(3, torch.device("cuda"))

@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
+import pickle
 from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import DataLoader, TensorDataset
 
+from notebook_launcher import GradientAccumulationPlugin
 from notebook_launcher.training.accumulation.windows import Window
 from tests.support.toy_training import full_gradient, make_model
 from tests.support.toy_windows import Training, mse
+
+
+def test_optimizer_steps_only_where_the_window_ends():
+    training = Training(steps=3)
+    before = {name: value.clone() for name, value in training.model.state_dict().items()}
+    assert [training.micro_batch(row) for row in range(2)] == [False, False]
+    torch.testing.assert_close(training.model.state_dict(), before)
+    assert training.micro_batch(2)
+    assert not torch.equal(training.model.state_dict()["0.weight"], before["0.weight"])
 
 
 def test_gradients_of_a_window_left_by_break_are_dropped():
@@ -57,7 +69,24 @@ def test_exception_inside_the_backward_drops_the_window():
     training.expect_gradient_of(0, 1)
 
 
-@pytest.mark.parametrize(("place", "steps"), [("inside", 1), ("before", 2), ("inside", 3)])
+def test_evaluation_in_the_middle_of_a_window_changes_nothing():
+    training = Training(steps=4)
+    other = training.accelerator.prepare(DataLoader(TensorDataset(training.inputs), 3))
+    ends = []
+    for at, _ in enumerate(training.loader):
+        with training.accelerator.accumulate(training.model):
+            training.accelerator.backward(training.loss(at))
+            for _ in other:
+                pass
+        ends.append(training.accelerator.sync_gradients)
+        if ends[-1]:
+            break
+    assert ends == [False, False, False, True]
+    training.expect_gradient_of(0, 1, 2, 3)
+
+
+@pytest.mark.parametrize("place", ["before", "inside"])
+@pytest.mark.parametrize("steps", [1, 2, 3])
 def test_evaluation_of_the_same_loader_in_its_own_loop_changes_nothing(place, steps):
     def train(place: str | None) -> tuple[list[torch.Tensor], list[bool]]:
         training = Training(steps, num_samples=7, batch_size=2)
@@ -82,6 +111,45 @@ def test_evaluation_of_the_same_loader_in_its_own_loop_changes_nothing(place, st
     (weights, ends), (expected, expected_ends) = train(place), train(None)
     assert ends == expected_ends
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(weights, expected, strict=True))
+
+
+def test_windows_may_span_epochs():
+    plugin = GradientAccumulationPlugin(num_steps=3, sync_with_dataloader=False)
+    training = Training(steps=None, num_samples=4, gradient_accumulation_plugin=plugin)
+    ends = [training.micro_batch(0) for _ in range(3) for _ in training.loader]
+    assert ends == [False, False, True] * 4
+
+
+def test_two_sets_of_models_have_windows_of_their_own():
+    training = Training(steps=2)
+    critic = make_model(seed=1)
+    optimizer = torch.optim.SGD(critic.parameters(), lr=0.1)
+    critic, optimizer = training.accelerator.prepare(critic, optimizer)
+    before = critic[0].weight.clone()
+    for row in range(2):
+        with training.accelerator.accumulate(training.model):
+            training.accelerator.backward(training.loss(row))
+        first = training.accelerator.sync_gradients
+        with training.accelerator.accumulate(critic):
+            training.accelerator.backward(mse(critic(training.inputs[:1]), training.targets[:1]))
+            optimizer.step()
+            optimizer.zero_grad()
+        assert first == training.accelerator.sync_gradients == (row == 1)
+        assert torch.equal(before, critic[0].weight) == (row == 0)
+    training.expect_gradient_of(0, 1)
+
+
+def test_zero_grad_at_the_top_of_the_block_keeps_the_window():
+    training = Training(steps=3)
+    for row in range(3):
+        with training.accelerator.accumulate(training.model):
+            training.optimizer.zero_grad()
+            training.accelerator.backward(training.loss(row))
+    training.expect_gradient_of(0, 1, 2)
+    training.optimizer.step()
+    with training.accelerator.accumulate(training.model):
+        training.optimizer.zero_grad()
+        assert training.model[0].weight.grad is None, "the last window's gradients are cleared"
 
 
 def test_loop_without_accumulate_steps_after_a_window_that_was_left():
@@ -131,23 +199,38 @@ def test_weight_outside_of_accumulate_is_refused():
         training.accelerator.backward(training.loss(0), weight=2)
 
 
-@pytest.mark.parametrize("inside", [True, False])
-def test_clearing_the_model_in_a_window_is_refused(inside):
+def test_accumulate_refuses_what_has_no_parameters():
+    training = Training()
+    with pytest.raises(TypeError, match=r"accumulate\(str\): expected the models"):
+        training.accelerator.accumulate("model")
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_clearing_the_model_inside_a_window_is_refused(set_to_none):
     training = Training(steps=3)
-    with training.accelerator.accumulate(training.model):
-        training.accelerator.backward(training.loss(0))
-        if not inside:
-            training.model.zero_grad()
+    training.micro_batch(0)
     with (
         pytest.raises(RuntimeError, match=r"gradients of 1 earlier micro-batches .* cleared, by model.zero_grad\(\)"),
         training.accelerator.accumulate(training.model),
     ):
-        if inside:
-            training.model.zero_grad(set_to_none=False)
+        training.model.zero_grad(set_to_none=set_to_none)
         training.accelerator.backward(training.loss(1))
 
 
-@pytest.mark.parametrize(("steps", "num_samples"), [(1, 5), (4, 15)])
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_clearing_the_model_at_the_end_of_a_block_is_refused(set_to_none):
+    training = Training(steps=3)
+    with training.accelerator.accumulate(training.model):
+        training.accelerator.backward(training.loss(0))
+        training.model.zero_grad(set_to_none=set_to_none)
+    with (
+        pytest.raises(RuntimeError, match=r"gradients of 1 earlier micro-batches .* cleared, by model.zero_grad\(\)"),
+        training.accelerator.accumulate(training.model),
+    ):
+        training.accelerator.backward(training.loss(1))
+
+
+@pytest.mark.parametrize(("steps", "num_samples"), [(1, 5), (4, 15), (2, 3)])
 @pytest.mark.filterwarnings("ignore:two backwards:UserWarning")
 def test_second_backward_of_a_short_window_weighs_as_much_as_the_first(steps, num_samples):
     training = Training(steps=steps, num_samples=num_samples, batch_size=3)
@@ -180,14 +263,15 @@ def test_two_backwards_in_one_block_add_up():
         torch.testing.assert_close(mine, one + two)
 
 
-def test_block_inside_a_block_of_the_same_parameters_is_refused():
+@pytest.mark.parametrize("inner", ["model", "all"])
+def test_block_inside_a_block_of_the_same_parameters_is_refused(inner):
     training = Training(steps=2)
     accelerator, model = training.accelerator, training.model
     match = r"accumulate\(.*\) inside a block of accumulate\(.*\): each block is one micro-batch, so this batch would"
     with (
         pytest.raises(RuntimeError, match=match),
         accelerator.accumulate(model),
-        accelerator.accumulate(),
+        accelerator.accumulate(*[model] * (inner == "model")),
     ):
         pytest.fail("the inner block was entered")
     training.micro_batch(0)
@@ -203,6 +287,17 @@ def test_weights_that_change_inside_a_window_warn():
     raw.step()
     with pytest.warns(UserWarning, match="the weights changed inside a window"):
         training.micro_batch(1)
+
+
+def test_step_of_an_unprepared_optimizer_inside_a_block_warns():
+    training = Training(steps=4)
+    raw = torch.optim.SGD(training.model.parameters(), lr=0.1)
+    with (
+        pytest.warns(UserWarning, match="the weights changed inside a window"),
+        training.accelerator.accumulate(training.model),
+    ):
+        training.accelerator.backward(training.loss(0))
+        raw.step()
 
 
 def test_gradients_that_a_window_begins_with_warn():
@@ -226,10 +321,33 @@ def test_gradients_that_another_loss_adds_inside_a_window_warn():
         training.micro_batch(1)
 
 
-@pytest.mark.parametrize(
-    ("clears", "steps_always", "steps"),
-    [("after the step", True, 2), ("at the top", False, 4), ("everywhere", True, 4)],
-)
+def test_backward_of_torch_alone_warns():
+    training = Training(steps=4)
+    with training.accelerator.accumulate(training.model):
+        training.loss(0).backward()
+        with pytest.warns(UserWarning, match=r"called no accelerator.backward\(loss\)"):
+            training.optimizer.step()
+
+
+@pytest.mark.filterwarnings("ignore:a micro-batch of accumulate")
+def test_backwards_of_torch_alone_add_up_in_a_window():
+    training = Training(steps=2)
+    weight = next(training.model.parameters())
+    for number in range(4):
+        with training.accelerator.accumulate(training.model):
+            (training.loss(number) / 2).backward()
+            if training.accelerator.sync_gradients:
+                found = weight.grad.clone()
+                (expected,) = torch.autograd.grad((training.loss(number) + training.loss(number - 1)) / 2, weight)
+                torch.testing.assert_close(found, expected)
+            training.optimizer.step()
+            training.optimizer.zero_grad()
+        assert (weight.grad is None) == training.accelerator.sync_gradients
+
+
+@pytest.mark.parametrize("clears", ["after the step", "at the top", "everywhere"])
+@pytest.mark.parametrize("steps_always", [False, True])
+@pytest.mark.parametrize("steps", [2, 4])
 def test_clearing_inside_a_window_keeps_what_backwards_of_torch_alone_have_added(clears, steps_always, steps):
     training = Training(steps=steps)
     weight = next(training.model.parameters())
@@ -249,6 +367,20 @@ def test_clearing_inside_a_window_keeps_what_backwards_of_torch_alone_have_added
                     training.optimizer.zero_grad()
 
 
+@pytest.mark.filterwarnings("ignore:a micro-batch of accumulate")
+def test_backward_of_torch_keeps_no_gradients_of_another_model():
+    training = Training(steps=2)
+    other = torch.nn.Linear(1, 1)
+    other, optimizer = training.accelerator.prepare(other, torch.optim.SGD(other.parameters(), lr=0.1))
+    with training.accelerator.accumulate(training.model):
+        (training.loss(0) / 2 + other(torch.ones(1, 1)).sum()).backward()
+        training.optimizer.step()
+        training.optimizer.zero_grad()
+        optimizer.zero_grad()
+    assert next(training.model.parameters()).grad is not None
+    assert next(other.parameters()).grad is None
+
+
 def test_closure_in_a_window_of_several_micro_batches_is_refused():
     training = Training(steps=4)
     with (
@@ -256,6 +388,14 @@ def test_closure_in_a_window_of_several_micro_batches_is_refused():
         training.accelerator.accumulate(training.model),
     ):
         training.optimizer.step(lambda: training.loss(0))
+
+
+def test_two_accelerators_share_no_state():
+    first, second = Training(steps=4), Training(steps=1, mixed_precision="bf16")
+    assert not first.micro_batch(0)
+    assert second.micro_batch(0)
+    assert not first.accelerator.sync_gradients
+    assert (first.accelerator.mixed_precision, second.accelerator.mixed_precision) == ("no", "bf16")
 
 
 def test_steps_set_inside_a_window_hold_from_the_next_on():
@@ -303,3 +443,15 @@ def test_reset_window_is_as_new():
         setattr(window, name, [7] if name == "joined" else 7)
     window.reset()
     assert [getattr(window, name) for name in names] == [getattr(new, name) for name in names]
+
+
+def test_copy_of_a_state_hears_of_the_loops_over_the_copies_of_its_loaders():
+    training = Training(steps=2)
+    original = training.accelerator.gradient_state
+    state, loader = pickle.loads(pickle.dumps((original, training.loader)))
+    assert loader.gradient_state is state is not original
+    assert len(list(loader)) > 1
+    assert (state.loops.was_read_ahead, original.loops.was_read_ahead) == (True, False)
+    for _ in loader:
+        assert (state.loops.was_read_ahead, state.active_dataloader) == (False, loader)
+    assert not original.in_dataloader

@@ -44,9 +44,25 @@ def endless(first: Any, second: Any) -> Iterator[Any]:
         yield batch
 
 
+def now_and_then(first: Any, second: Any) -> Iterator[Any]:
+    others = iter(second)
+    for number, batch in enumerate(first):
+        if number == 1:
+            next(others)
+        yield batch
+
+
 def nested(first: Any, second: Any) -> Iterator[Any]:
     for _ in second:
         yield from first
+
+
+def nested_at_the_end(first: Any, second: Any) -> Iterator[Any]:
+    for number, batch in enumerate(second, 1):
+        if number < len(second):
+            yield batch
+        else:
+            yield from first
 
 
 def gradients(loop: Callable[[Any, Any], Iterator[Any]], counts: tuple[int, int], num_steps: int) -> list[float]:
@@ -66,7 +82,8 @@ def gradients(loop: Callable[[Any, Any], Iterator[Any]], counts: tuple[int, int]
     return found
 
 
-@pytest.mark.parametrize(("num_ranks", "loop"), [(1, zipped), (2, zipped_last), (2, endless)])
+@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize("loop", [zipped, zipped_last, endless])
 def test_window_ends_with_the_shortest_of_loaders_read_side_by_side(
     ranks: Sessions, num_ranks: int, loop: Callable[[Any, Any], Iterator[Any]]
 ) -> None:
@@ -75,10 +92,19 @@ def test_window_ends_with_the_shortest_of_loaders_read_side_by_side(
         assert found == ([2.5, 5.5] if num_ranks == 1 else [4.5, 10.5])
 
 
-def test_loop_inside_a_loop_ends_windows_with_the_inner_loader() -> None:
+def test_iterator_that_is_drawn_from_now_and_then_ends_no_window() -> None:
+    assert gradients(now_and_then, (10, 4), 3) == [3.5, 8.5]
+
+
+@pytest.mark.parametrize("outer", [2, 4, 6])
+def test_loop_inside_a_loop_ends_windows_with_the_inner_loader(outer: int) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert gradients(nested, (10, 4), 3) == [3.5, 8.5] * 2
+        assert gradients(nested, (10, outer), 3) == [3.5, 8.5] * (outer // 2)
+
+
+def test_loop_inside_the_last_round_of_a_loop_keeps_windows_of_full_length() -> None:
+    assert gradients(nested_at_the_end, (12, 8), 3) == [3.5, 3.5, 9.5]
 
 
 def test_loaders_side_by_side_that_count_other_samples_get_a_warning() -> None:

@@ -91,9 +91,18 @@ def interrupt_and_go_on(folder: Any, kind: str, stop_after: int) -> tuple[str, s
     return expected, second.everything()
 
 
-@pytest.mark.parametrize(
-    ("kind", "stop_after"), [("shuffled", 2), ("seedable", 8), ("dispatched", 8), ("stream", 2), ("workers", 8)]
-)
+LOADERS = ["shuffled", "seedable", "dispatched", "stream", "workers"]
+
+
+@pytest.mark.parametrize("stop_after", [1, 5])
+@pytest.mark.parametrize("kind", LOADERS[:-1])  # torch's workers leave a signal handler behind
+def test_resumed_epoch_equals_uninterrupted_epoch(tmp_path, kind, stop_after):
+    expected, found = interrupt_and_go_on(tmp_path / "a", kind, stop_after)
+    assert found == expected
+
+
+@pytest.mark.parametrize("stop_after", [2, 8])
+@pytest.mark.parametrize("kind", LOADERS)
 def test_resumed_epoch_equals_uninterrupted_epoch_on_every_rank(ranks, tmp_path, kind, stop_after):
     for expected, found in ranks.run(interrupt_and_go_on, args=(tmp_path / "a", kind, stop_after)):
         assert found == expected
@@ -156,6 +165,33 @@ def test_evaluation_that_was_left_begins_at_its_start(tmp_path, way, is_nested):
     assert evaluate(second, loaders[1], way) == [0.0, 1.0, 2.0, 3.0]
     assert sum(1 for _ in second.loader) == (11 if is_nested else 12)
     loop.close()
+
+
+def test_evaluation_that_was_left_continues_with_a_stateful_loader(tmp_path):
+    config = DataLoaderConfiguration(use_stateful_dataloader=True)
+    loaders = []
+    for _ in range(2):
+        accelerator = Accelerator(cpu=True, dataloader_config=config)
+        loader: Any = accelerator.prepare(DataLoader(torch.arange(6), batch_size=2))  # type: ignore[arg-type]
+        loaders.append((accelerator, loader))
+    (first, loader), (second, other) = loaders
+    with torch.no_grad():
+        for _ in loader:
+            break
+    first.save_state(tmp_path / "a")
+    second.load_state(tmp_path / "a")
+    assert [batch.tolist() for batch in other] == [[2, 3], [4, 5]]
+
+
+def test_training_loop_whose_model_evaluated_meanwhile_continues(tmp_path):
+    first, second = Training(1), Training(2)
+    first.model.eval()
+    for _ in first.loader:
+        first.model.train()
+        break
+    first.accelerator.save_state(tmp_path / "a")
+    second.accelerator.load_state(tmp_path / "a")
+    assert sum(1 for _ in second.loader) == 11
 
 
 @pytest.mark.parametrize("place", ["after the step", "after zero_grad"])

@@ -216,7 +216,8 @@ def test_each_machine_may_have_its_own_copy(ranks, tmp_path):
         os.environ["LOCAL_RANK"], os.environ["LOCAL_WORLD_SIZE"] = "0", "1"
         rank = torch.distributed.get_rank()
         found = []
-        for steps in (first, []):
+        nothing: Any = []
+        for steps in (first, nothing):
             training = Averaging()
             training.accelerator.state.local_process_index = 0
             training.accelerator.project_configuration = ProjectConfiguration(save_on_each_node=True)

@@ -221,3 +221,65 @@ def test_skipping_keeps_rounds_and_counts():
     # Where samples have been had, the first batches are among them.
     assert list(rest.shares(20)) == list(shard.shares(20))
     assert len(SkipBatchSampler(shard, 99)) == 0
+
+
+def test_samples_that_even_out_count_in_the_mean_and_are_not_real():
+    (share,) = BatchSamplerShard(BatchSampler(range(3), 4, drop_last=False), 2, 1).shares()
+    assert share.round == Round((4, 4), (3, 0), (4, 4))
+
+
+@pytest.mark.parametrize(
+    ("uneven", "parts"),
+    [
+        ("weigh", [[0, 1, 4], [2, 3, 4]]),
+        ("stop", [[0, 1], [2, 3]]),
+        ("leave", [[0, 1, 4, 0], [2, 3, 1, 2]]),
+    ],
+)
+def test_last_round_of_a_stream_follows_the_policy(uneven, parts):
+    shards = [
+        IterableDatasetShard(Counting(5), 2, num_processes=2, process_index=rank, even_batches=False, uneven=uneven)
+        for rank in range(2)
+    ]
+    assert [list(shard) for shard in shards] == parts
+    assert [next(shard.rounds()).consumed for shard in shards] == [0, 0]
+    last = list(shards[1].rounds())[-1]
+    assert (
+        last.round
+        == {
+            "weigh": Round((1, 1), (1, 0), (1, 0)),
+            "stop": None,
+            "leave": Round((2, 2), (1, 0), (2, 2)),
+        }[uneven]
+    )
+
+
+def test_streams_of_batches_deal_whole_ones():
+    batches = [torch.zeros(3), torch.zeros(2), torch.zeros(4)]
+
+    class Batches(IterableDataset[torch.Tensor]):
+        def __iter__(self):
+            return iter(batches)
+
+    shard = IterableDatasetShard(Batches(), None, num_processes=2, process_index=1, even_batches=False, uneven="weigh")
+    rounds = [part.round for part in shard.rounds() if part.elements]
+    assert rounds == [Round((3, 2), (3, 2), (3, 2)), Round((4, 4), (4, 0), (4, 0))]
+
+
+def test_seedable_order_depends_on_seed_and_epoch_alone():
+    sampler = SeedableRandomSampler(range(10), data_seed=5)
+    epochs = [list(sampler) for _ in range(3)]
+    assert sampler.epoch == 3
+    torch.rand(7)
+    sampler.set_epoch(1)
+    assert list(sampler) == epochs[1]
+    assert len({tuple(epoch) for epoch in epochs}) == 3
+    assert list(SeedableRandomSampler(range(10), data_seed=2**64 - 1)) != epochs[0]
+
+
+def test_seedable_sampler_leaves_generators_alone():
+    generator = torch.Generator().manual_seed(1)
+    before = generator.get_state(), torch.get_rng_state()
+    list(SeedableRandomSampler(range(10), generator=generator))
+    assert torch.equal(before[0], generator.get_state())
+    assert torch.equal(before[1], torch.get_rng_state())
