@@ -7,7 +7,7 @@ import random
 import pytest
 
 from notebook_launcher.kernel.display import console
-from notebook_launcher.kernel.display.console import Text, label
+from notebook_launcher.kernel.display.console import Console, Text, label
 from notebook_launcher.wording import rank_list
 from tests.support.console_cell import Cell
 
@@ -22,6 +22,25 @@ def test_first_line_is_published_at_once_and_the_next_a_tick_later():
     assert cell.console.take(0.1) == []
     assert cell.console.take(0.25) == [Text("stdout", "b\n")]
     assert cell.console.next_due(0.25) is None
+
+
+def test_force_does_not_wait_for_the_tick():
+    cell = Cell(2)
+    cell.feed("a\n")
+    assert cell.console.take(0.0, force=True) == [Text("stdout", "[rank 0] a\n")]
+
+
+def test_nothing_is_due_without_output():
+    assert Console(2).next_due(1.0) is None
+    assert Console(2).take(1.0) == []
+
+
+def test_line_in_pieces_stays_whole():
+    cell = Cell()
+    for piece in ("one", " li", "ne\nan"):
+        cell.feed(piece)
+    assert cell.tick() == [Text("stdout", "one line\n")]
+    assert cell.finish() == "one line\nan\n"
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
@@ -40,6 +59,14 @@ def test_bytes_that_are_not_utf8_are_replaced():
     cell.feed(b"\xff\xfeok\n")
     cell.feed(b"cut \xe2\x82")
     assert cell.finish() == "\ufffd\ufffdok\ncut \ufffd\n"
+
+
+def test_labels_name_the_rank_unless_there_is_only_one():
+    one, two = Cell(1), Cell(2)
+    one.feed("a\nb\n")
+    two.feed("a\nb\n", rank=1)
+    assert one.finish() == "a\nb\n"
+    assert two.finish() == "[rank 1] a\n[rank 1] b\n"
 
 
 @pytest.mark.parametrize(
@@ -71,6 +98,21 @@ def test_first_line_waits_a_moment_for_the_other_ranks():
     assert cell.tick() == [Text("stdout", "[ranks 0,1] hello\n")]
 
 
+def test_same_text_on_another_stream_is_another_line():
+    cell = Cell(2)
+    cell.feed("x\n", 0)
+    cell.feed("x\n", 1, "stderr")
+    assert cell.tick() == [Text("stdout", "[rank 0] x\n"), Text("stderr", "[rank 1] x\n")]
+
+
+def test_lines_that_differ_keep_the_order_of_arrival():
+    cell = Cell(2)
+    for step in range(3):
+        cell.feed(f"a{step}\n", 0)
+        cell.feed(f"b{step}\n", 1)
+    assert cell.finish().replace("[rank 0] ", "").replace("[rank 1] ", "") == "a0\nb0\na1\nb1\na2\nb2\n"
+
+
 def test_folding_never_changes_the_order_of_a_ranks_own_lines():
     random.seed(0)
     for _ in range(200):
@@ -89,6 +131,32 @@ def test_folding_never_changes_the_order_of_a_ranks_own_lines():
         assert shown == written
 
 
+def test_streams_of_one_rank_keep_their_order():
+    cell = Cell()
+    cell.feed("1\n")
+    cell.feed("2\n", stream="stderr")
+    cell.feed("3\n")
+    cell.feed("4\n")
+    assert cell.tick() == [Text("stdout", "1\n"), Text("stderr", "2\n"), Text("stdout", "3\n4\n")]
+
+
+def test_many_changes_of_stream_do_not_make_many_messages():
+    cell = Cell()
+    for number in range(100):
+        cell.feed(f"{number}\n", stream=("stdout", "stderr")[number % 2])
+    messages = cell.tick()
+    assert len(messages) == console.MAX_TEXTS
+    assert "".join(message.text for message in messages) == "".join(f"{number}\n" for number in range(100))
+
+
+def test_notices_have_no_label_and_keep_their_place():
+    cell = Cell(2)
+    cell.feed("a\n", 1)
+    cell.console.notice("2 CPU ranks, gloo; no GPU found")
+    cell.feed("b\n", 1)
+    assert cell.finish() == "[rank 1] a\n2 CPU ranks, gloo; no GPU found\n[rank 1] b\n"
+
+
 @pytest.mark.parametrize(("output", "shown"), [("all", "[ranks 0,1] x\n"), ("rank0", "[rank 0] x\n"), ("none", "")])
 def test_output_option_selects_ranks_and_logs_have_all_lines(output, shown):
     cell = Cell(2, output)
@@ -96,3 +164,9 @@ def test_output_option_selects_ranks_and_logs_have_all_lines(output, shown):
     cell.feed("x\n", 1)
     assert cell.finish() == shown
     assert [log.text() for log in cell.console.logs] == ["x\n", "x\n"]
+
+
+def test_notices_are_shown_when_no_output_is():
+    cell = Cell(2, "none")
+    cell.console.notice("stopped")
+    assert cell.tick() == [Text("stdout", "stopped\n")]

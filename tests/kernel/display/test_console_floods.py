@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from notebook_launcher.kernel.display import console, kept_lines
-from notebook_launcher.kernel.display.console import Console, Screen, Status
+from notebook_launcher.kernel.display.console import Console, Screen, Status, Text
 from notebook_launcher.kernel.display.kept_lines import RankLog
 from tests.support.console_cell import Cell
 
@@ -25,6 +25,16 @@ def test_middle_of_a_flood_is_left_out_and_counted():
     assert sum(log.text().count("\n") for log in cell.console.logs) == num_lines
 
 
+def test_notices_survive_a_flood():
+    cell = Cell()
+    for number in range(100):
+        cell.feed("x" * 99 + "\n" * 1000)
+        cell.console.notice(f"notice {number}")
+        cell.feed(("y" * 99 + "\n") * 1000)
+    shown = cell.finish()
+    assert all(f"notice {number}\n" in shown for number in range(100))
+
+
 def test_very_long_line_is_cut_and_takes_no_memory():
     cell = Cell()
     for _ in range(160):
@@ -37,8 +47,15 @@ def test_very_long_line_is_cut_and_takes_no_memory():
     assert len(cell.console.logs[0].text()) == 160 * 65_536 + 6
 
 
-def test_flood_costs_no_work_per_line(monkeypatch):
-    """Many lines, counted in calls of our own functions: some per chunk, few per shown line."""
+def test_long_line_that_arrives_whole_is_cut():
+    cell = Cell()
+    cell.feed("a\n" + "x" * 100_000 + "\nb\n")
+    assert cell.finish() == f"a\n{'x' * console.LINE_LIMIT} ... [67,232 more characters in this line]\nb\n"
+
+
+@pytest.mark.parametrize("output", ["all", "none"])
+def test_flood_costs_no_work_per_line(output, monkeypatch):
+    """A million lines, counted in calls of our own functions: some per chunk, few per shown line."""
     calls = []
     for cls in (Screen, RankLog, kept_lines.Backlog, Console):
         for name, function in vars(cls).items():
@@ -49,13 +66,13 @@ def test_flood_costs_no_work_per_line(monkeypatch):
                     return function(*args, **kwargs)
 
                 monkeypatch.setattr(cls, name, counted)
-    cell = Cell(4)
+    cell = Cell(4, output)
     chunk = "step 12 loss 0.1\n" * 4000  # about the 64 KiB that a pipe holds
-    for number in range(100):
+    for number in range(250):
         cell.feed(chunk, rank=number % 4)
     cell.finish()
-    assert len(calls) < 100 * 13
-    assert sum(log.text().count("\n") for log in cell.console.logs) == 400_000
+    assert len(calls) < 250 * 13
+    assert sum(log.text().count("\n") for log in cell.console.logs) == 1_000_000
 
 
 # What stays in a cell.
@@ -87,6 +104,21 @@ def test_cell_keeps_beginning_and_end_of_a_flood_and_counts_the_rest(width):
     assert sum(map(len, lines)) > 700_000 or width == 10
 
 
+def test_cell_that_has_room_for_everything_leaves_nothing_out():
+    cell = Cell(4, kept_in="run.logs(rank)")
+    for start in range(0, 9000, 100):
+        for rank in range(4):  # The same lines of all ranks count once.
+            cell.feed("".join(f"line {number}\n" for number in range(start, start + 100)), rank)
+        if start < 4000:
+            cell.tick()
+    assert kept(cell)[:4000] == [f"[ranks 0-3] line {number}" for number in range(4000)]
+    few = Cell(2, kept_in="run.logs(rank)")
+    for start in range(0, 9000, 100):
+        few.feed("".join(f"{number}\n" for number in range(start, start + 100)))
+        few.tick()
+    assert [line.removeprefix("[rank 0] ") for line in kept(few)] == list(map(str, range(9000)))
+
+
 def test_flood_shows_its_newest_lines_live_and_how_many_wait():
     cell = Cell(kept_in="run.logs(rank)")
     for number in range(10):
@@ -114,6 +146,27 @@ def test_warnings_and_notices_in_the_middle_of_a_flood_are_kept():
         assert f"notice {number}" in lines
 
 
+def test_cleared_cell_has_all_its_room_again():
+    cell = Cell(kept_in="run.logs(rank)")
+    for epoch in range(5):
+        cell.feed("before\n" * 9000)
+        cell.tick()
+        cell.console.clear()
+        cell.feed(f"epoch {epoch}\n")
+        assert Text("stdout", f"epoch {epoch}\n") in cell.tick()
+    assert "left out" not in cell.finish().rpartition("epoch 3")[2]
+
+
+def test_line_that_is_larger_than_the_room_is_left_out_alone():
+    cell = Cell(kept_in="run.logs(rank)")
+    for _ in range(40):
+        cell.feed("x" * 40_000 + "\n")
+    cell.feed("last\n")
+    lines = kept(cell)
+    assert lines[-1] == "last"
+    assert any("left out here" in line for line in lines)
+
+
 def test_the_launchers_last_line_comes_after_the_end_of_each_rank():
     cell = Cell(2, kept_in="run.logs(rank)")
     cell.console.notice("f: 2 CPU ranks")
@@ -133,8 +186,9 @@ def test_the_launchers_last_line_comes_after_the_end_of_each_rank():
     assert lines[-1] == "f: done in 703 ms"
 
 
-def test_no_flood_of_one_rank_takes_another_ranks_end():
-    cell = Cell(2, kept_in="run.logs(rank)")
+@pytest.mark.parametrize("kept_in", [None, "run.logs(rank)"])
+def test_no_flood_of_one_rank_takes_another_ranks_end(kept_in):
+    cell = Cell(2, kept_in=kept_in)
     for number in range(100):
         cell.feed(f"{number:0100}\n" * 2000)
         if number == 97:
@@ -144,3 +198,19 @@ def test_no_flood_of_one_rank_takes_another_ranks_end():
     lines = cell.finish().splitlines()
     assert "[rank 1] the end" in lines
     assert lines[-2:] == [f"[rank 0] {99:0100}", "done"]
+
+
+def test_each_of_many_ranks_keeps_its_end_while_the_cell_stays_bounded():
+    cell = Cell(64, kept_in="run.logs(rank)")
+    for number in range(20):
+        for rank in range(64):
+            cell.feed("".join(f"{n} of round {number} on {rank}\n" for n in range(500)), rank)
+        if number % 3 == 0:
+            cell.tick()
+    for rank in range(0, 64, 2):
+        cell.feed(f"the end of {rank}\n", rank)
+    lines = kept(cell)
+    assert {f"[rank {rank}] the end of {rank}" for rank in range(0, 64, 2)} < set(lines)
+    assert {f"[rank {rank}] 499 of round 19 on {rank}" for rank in range(64)} < set(lines)
+    left_out = sum(int(line.split()[1].replace(",", "")) for line in lines if line.startswith("..."))
+    assert len(lines) - 1 + left_out == 64 * 20 * 500 + 32

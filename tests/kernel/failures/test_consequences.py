@@ -75,11 +75,11 @@ OWN_ERRORS = [
 
 
 @pytest.mark.parametrize(("type_name", "message"), LOST_PEERS)
-def test_error_of_a_collective_about_a_lost_peer_is_a_consequence(type_name: str, message: str) -> None:
-    for filename in (IN_COLLECTIVE, IN_DDP, IN_BACKWARD):
-        found = report(type_name, message, filename)
-        assert lost_its_peer(found)
-        assert is_victim(found)
+@pytest.mark.parametrize("filename", [IN_COLLECTIVE, IN_DDP, IN_BACKWARD])
+def test_error_of_a_collective_about_a_lost_peer_is_a_consequence(type_name: str, message: str, filename: str) -> None:
+    found = report(type_name, message, filename)
+    assert lost_its_peer(found)
+    assert is_victim(found)
 
 
 @pytest.mark.parametrize(("type_name", "message"), OWN_ERRORS)

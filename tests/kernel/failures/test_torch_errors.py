@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from notebook_launcher import Accelerator, notebook_launch
+from notebook_launcher.kernel.failures.failure_display import advice_on
 from tests.support.toy_training import shards_on_cpus
 
 if TYPE_CHECKING:
@@ -40,6 +41,18 @@ def penalise() -> None:
     accelerator, model, _ = make()
     penalty = sum(parameter.square().sum() for parameter in model.parameters())
     accelerator.backward(model(torch.ones(2, 3)).square().mean() + 0.1 * penalty)
+
+
+def reshape() -> None:
+    accelerator, model, optimizer = make(torch.optim.LBFGS)
+
+    def closure() -> Any:
+        optimizer.zero_grad()
+        loss = model(torch.ones(2, 3)).sum()
+        accelerator.backward(loss)
+        return loss
+
+    optimizer.step(closure)
 
 
 def factorise() -> None:
@@ -75,6 +88,7 @@ def name_without_import() -> None:
         (freeze_late, None, "pass DistributedDataParallelKwargs(find_unused_parameters=True)"),
         (repeat_a_part, None, "pass DistributedDataParallelKwargs(static_graph=True)"),
         pytest.param(penalise, 2, "sum over parameter.full_tensor() on every rank", marks=shards_on_cpus),
+        pytest.param(reshape, 2, "as LBFGS and Adafactor do", marks=shards_on_cpus),
         pytest.param(factorise, 2, "as LBFGS and Adafactor do", marks=shards_on_cpus),
         pytest.param(average, 2, "A sharded model cannot be copied", marks=shards_on_cpus),
     ],
@@ -84,3 +98,16 @@ def test_failure_adds_the_advice_that_torch_omits(train: Callable[[], None], sha
         notebook_launch(train, 2, shard=shard, output="none")
     shown: Any = vars(failure.value)["_render_traceback_"]
     assert advice in "\n".join(shown())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Attempted to flatten unevenly sharded dimension 0, which would require resharding the input.",
+        "Sharding propagation failed for Op(op=aten.view.default, args_schema=Spec(S(0) on (3, 3)), [-1] @ mesh: (2,))",
+    ],
+    ids=["torch-2.11", "torch-2.9"],
+)
+def test_words_of_older_torch_get_the_advice_too(text: str) -> None:
+    (advice,) = advice_on(text)
+    assert "as LBFGS and Adafactor do" in advice

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 from typing import TYPE_CHECKING, Any
 
@@ -9,9 +10,9 @@ import pytest
 
 from notebook_launcher import LaunchConfig
 from notebook_launcher.engines.board import Board
-from notebook_launcher.engines.engine import FromRank, RankLost
+from notebook_launcher.engines.engine import FromRank, NodeLost, RankLost, SupervisorLost
 from notebook_launcher.kernel.plan import make_plan
-from notebook_launcher.kernel.run.attempt import RETURN_GRACE, SURE_GRACE, VICTIM_GRACE, Attempt
+from notebook_launcher.kernel.run.attempt import RETURN_GRACE, SESSION_GRACE, SURE_GRACE, VICTIM_GRACE, Attempt
 from notebook_launcher.kernel.run.ladder import (
     AT_ONCE_BUDGET,
     FAILED_BUDGET,
@@ -19,6 +20,7 @@ from notebook_launcher.kernel.run.ladder import (
     LAST_BUDGET,
     STOP_BUDGET,
     USER_BUDGETS,
+    Ladder,
     Rung,
 )
 from notebook_launcher.messaging import board_layout, messages
@@ -110,6 +112,15 @@ class Call:
 # A failure.
 
 
+def test_call_and_its_parcel_go_to_every_rank_once() -> None:
+    tree: Any = Tree(2)
+    call = messages.RunCall(call_id=1, generation=0)
+    tree.board.ask_to_stop(together=False)
+    Attempt(tree, call, (7,), deadline=None, debug=False).begin()
+    assert tree.sent == [(0, (call, 7)), (1, (call, 7))]
+    assert not any(tree.board.memory)
+
+
 def test_attempt_without_failures_settles_once_every_rank_has_returned(clock: Clock) -> None:
     call = Call(clock).start()
     assert call.attempt.next_deadline() is None
@@ -146,6 +157,32 @@ def test_failure_stops_the_others_after_a_grace_and_climbs_the_ladder(
     assert [call.attempt.state.outcomes[rank].after_stop for rank in range(3)] == [True, False, True]
 
 
+def test_a_sure_failure_shortens_the_grace_of_a_likely_consequence(clock: Clock) -> None:
+    call = Call(clock).start()
+    call.fail(1, LOST_PEER)
+    clock.now += 0.1
+    call.fail(0)
+    assert call.attempt.next_deadline() == clock.now + SURE_GRACE
+    assert call.act(SURE_GRACE) == [((2,), signal.SIGINT)]
+    assert call.looked == []
+
+
+def test_rank_that_could_not_be_started_fails_the_call(clock: Clock) -> None:
+    call = Call(clock)
+    lost = messages.RankNotStarted(rank=1, errno=11, message="no room")
+    call.attempt.fold(lost)
+    assert call.attempt.state.not_started == lost
+    assert call.act(SURE_GRACE) == [((0, 2), signal.SIGINT)]
+
+
+@pytest.mark.parametrize("event", [SupervisorLost(""), NodeLost("node 1", (1, 2), "it is silent")])
+def test_lost_tree_settles_the_call_at_once(clock: Clock, event: Any) -> None:
+    call = Call(clock).start()
+    call.attempt.fold(event)
+    assert call.attempt.settled
+    assert call.attempt.state.failed
+
+
 # A stop.
 
 
@@ -162,6 +199,25 @@ def test_stop_interrupts_ranks_that_read_no_board_and_asks_others_first(clock: C
     assert asked.act(USER_BUDGETS[Rung.ASK]) == [((0, 1, 2), signal.SIGINT)]
     assert asked.act(USER_BUDGETS[Rung.INTERRUPT]) == [((0, 1, 2), signal.SIGTERM)]
     assert asked.act(USER_BUDGETS[Rung.TERMINATE]) == [((0, 1, 2), signal.SIGKILL)]
+
+
+def test_stop_at_once_kills_and_a_rank_that_was_killed_settles_when_it_exits(clock: Clock) -> None:
+    call = Call(clock).start()
+    call.attempt.stop(at_once=True)
+    assert call.act() == [((0, 1, 2), signal.SIGKILL)]
+    for rank in range(3):
+        call.give_value(rank)
+    assert not call.attempt.settled
+    for rank in range(3):
+        call.lose(rank)
+    assert call.attempt.settled
+
+
+def test_kill_before_any_rank_is_up_ends_the_supervisor(clock: Clock) -> None:
+    call = Call(clock)
+    call.tree.pids.clear()
+    call.attempt.stop(at_once=True)
+    assert "supervisor" in call.act()
 
 
 @pytest.mark.parametrize("case", ["limit", "stop", "kill", "failure", "failure before the limit"])
@@ -198,6 +254,13 @@ def test_ranks_that_do_not_end_are_given_up(clock: Clock, case: str) -> None:
     assert call.attempt.timed_out == (case == "limit")
 
 
+def test_session_kills_one_rank_in_place_of_terminating_all(clock: Clock) -> None:
+    call = Call(clock, Tree(many_calls=True)).start()
+    call.attempt.stop()
+    call.act()
+    assert call.act(USER_BUDGETS[Rung.INTERRUPT]) == [((0,), signal.SIGKILL)]
+
+
 def test_stop_after_the_step_sends_no_signal(clock: Clock) -> None:
     call = Call(clock).start()
     assert not call.attempt.requests.ask_to_stop(call.attempt.state.unsettled)
@@ -220,6 +283,25 @@ def test_rank_that_has_returned_leaves_the_group_while_others_run(clock: Clock) 
     call.act(RETURN_GRACE)
     assert call.asked_to_leave() == [1]
     assert not call.attempt.state.kept_group
+
+
+def test_rank_of_a_session_leaves_the_group_only_in_a_stop(clock: Clock) -> None:
+    call = Call(clock, Tree(many_calls=True)).start()
+    call.give_value(1)
+    assert call.attempt.next_deadline() is None
+    call.attempt.stop()
+    call.act(SESSION_GRACE)
+    assert call.asked_to_leave() == [1]
+    assert call.tree.sent == [(1, messages.LeaveGroup())]
+
+
+def test_nobody_leaves_once_every_rank_has_settled(clock: Clock) -> None:
+    call = Call(clock).start()
+    for rank in range(3):
+        call.give_value(rank)
+    call.act(RETURN_GRACE)
+    assert call.asked_to_leave() == []
+    assert call.attempt.state.kept_group
 
 
 # The debugger.
@@ -283,6 +365,22 @@ def test_run_goes_idle_only_once_a_rank_runs_the_function(clock: Clock) -> None:
 
 
 # The ladder, and changes.
+
+
+def test_ladder_ends_on_its_last_rung() -> None:
+    ladder = Ladder.start(0.0, USER_BUDGETS, on=Rung.ASK)
+    seen = [(ladder.rung, ladder.deadline)]
+    for now in (0.5, 1.5, 2.0, 3.0):
+        ladder.climb(now)
+        seen.append((ladder.rung, ladder.deadline))
+    assert seen == [
+        (Rung.ASK, 0.5),
+        (Rung.INTERRUPT, 1.5),
+        (Rung.TERMINATE, 2.0),
+        (Rung.KILL, math.inf),
+        (Rung.KILL, math.inf),
+    ]
+    assert Rung.ASK.signum is None
 
 
 def test_changes_reach_all_ranks_before_the_board_announces_them(clock: Clock) -> None:

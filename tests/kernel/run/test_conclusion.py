@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from notebook_launcher import LaunchConfig, RankFailedError, RunStoppedError
+from notebook_launcher import LaunchConfig, RankFailedError, RunStoppedError, RunTimeoutError
 from notebook_launcher.engines.engine import SupervisorLost
 from notebook_launcher.errors import InternalError, ResourceError
 from notebook_launcher.kernel.calls.call_scope import CallScope
 from notebook_launcher.kernel.display.sink import StreamSink
+from notebook_launcher.kernel.failures.failure_display import end_line
 from notebook_launcher.kernel.hosting import Hosting
 from notebook_launcher.kernel.latch import Latch
 from notebook_launcher.kernel.plan import make_plan
@@ -26,7 +27,7 @@ from notebook_launcher.kernel.run.data import RunData
 from notebook_launcher.kernel.run.ladder import Rung
 from notebook_launcher.messaging import messages
 from notebook_launcher.messaging.channel import anonymous_file
-from tests.support.outcomes import BOOM, raised_record, returned_record
+from tests.support.outcomes import BOOM, LOST_PEER, PEAK, raised_record, returned_record
 
 if TYPE_CHECKING:
     from notebook_launcher.kernel.run.conclusion import RunOutcome
@@ -82,11 +83,36 @@ class Ending:
         return outcome
 
 
+def test_run_without_a_failure_is_done_with_the_values_in_rank_order() -> None:
+    ending = Ending(returned(1), returned(0))
+    outcome = ending.conclude()
+    assert (outcome.state, outcome.error, ending.settled) == ("done", None, [False])
+    assert list(outcome.results) == ["value 1", "value 2"]
+    assert [summary.state for summary in outcome.results.ranks] == ["returned", "returned"]
+    assert outcome.results.ranks[0].peak_memory == PEAK
+
+
+def test_value_that_could_not_travel_is_no_failure() -> None:
+    outcome = Ending(returned(0), returned(1, unsent="a lock cannot travel")).conclude()
+    assert (outcome.state, outcome.error) == ("done", None)
+    with pytest.raises(Exception, match="a lock cannot travel"):
+        outcome.results[1]
+
+
 def test_value_whose_descriptor_the_kernel_had_no_room_for_is_lost_with_a_reason() -> None:
     lost = RankOutcome.of_record(1, returned_record(time.monotonic()), ())
     outcome = Ending(returned(0), lost).conclude()
     with pytest.raises(Exception, match="the notebook's process had no file descriptor left for it"):
         outcome.results[1]
+
+
+def test_first_failure_is_the_error_and_its_victims_are_stopped() -> None:
+    ending = Ending(raised(0, LOST_PEER, at=1.0), raised(1, at=2.0), returned(2))
+    outcome = ending.conclude()
+    assert (outcome.state, ending.settled) == ("failed", [True])
+    assert isinstance(outcome.error, KeyError)
+    assert [(failure.rank, failure.victim) for failure in outcome.results.failures] == [(1, False), (0, True)]
+    assert [summary.state for summary in outcome.results.ranks] == ["stopped", "failed", "returned"]
 
 
 def test_error_quotes_an_exception_that_cannot_travel() -> None:
@@ -111,6 +137,35 @@ def test_stop_that_was_asked_for_is_no_failure() -> None:
     assert (outcome.state, outcome.results.stopped_by) == ("stopped", Rung.INTERRUPT.value)
     with pytest.raises(RunStoppedError, match="the run was stopped before rank 1 returned"):
         raise outcome.error or AssertionError
+
+
+def test_stop_that_comes_while_values_are_unpacked_is_too_late() -> None:
+    ending = Ending(returned(0))
+    take = ending.hosting.take_value
+
+    def stop_and_take(fd: int) -> Any:
+        ending.data.commands.put(StopCommand())
+        return take(fd)
+
+    ending.hosting = dataclasses.replace(ending.hosting, take_value=stop_and_take)
+    outcome = ending.conclude()
+    assert ending.data.commands.asked_to_stop
+    assert not outcome.asked_to_stop
+    assert end_line(outcome, is_raised=False).startswith("done in ")
+
+
+def test_last_line_names_a_stop_after_which_all_ranks_returned() -> None:
+    ending = Ending(returned(0))
+    ending.data.commands.put(StopCommand())
+    outcome = ending.conclude()
+    assert outcome.state == "done"
+    assert end_line(outcome, is_raised=False).endswith("; every rank had returned")
+
+
+def test_time_that_is_up_comes_before_the_failures_that_it_causes() -> None:
+    error = Ending(raised(0), timed_out=True).conclude().error
+    assert isinstance(error, RunTimeoutError)
+    assert "it had not ended after timeout=7 s" in str(error)
 
 
 def test_lost_supervisor_is_a_fault_of_the_launcher() -> None:
@@ -154,4 +209,11 @@ def test_rank_that_could_not_be_started_comes_before_the_supervisor_that_is_kill
     ending.state.note_not_started(messages.RankNotStarted(rank=0, errno=errno.EMFILE, message="Too many open files"))
     ending.state.note_loss(SupervisorLost("killed"))
     with pytest.raises(ResourceError, match="rank 0 of 1 could not be started: Too many open files"):
+        raise ending.conclude().error or AssertionError
+
+
+def test_reason_that_is_a_sentence_gets_no_second_full_stop() -> None:
+    ending = Ending()
+    ending.state.note_not_started(messages.RankNotStarted(rank=0, errno=0, message="the fork server did not start."))
+    with pytest.raises(ResourceError, match=r"could not be started: the fork server did not start\.$"):
         raise ending.conclude().error or AssertionError
