@@ -80,7 +80,7 @@ def test_a_run_and_a_sessions_memory_outlive_the_kill_of_their_kernel(gate: Path
         cell = first.start(f"session.run(wait_for, args=({str(gate)!r},))")
         first.wait(cell, until=lambda outcome: "up" in outcome.stdout)
         first.kill()
-    (run,) = (run for run in runs() if run.name == "train")
+    run = next(run for run in runs() if run.name == "train")  # The newest: other tests have launched a train, too.
     attached = attach(run.id, show=False)
     host = host_of(attached)
     kernel.execute(DEFINE)

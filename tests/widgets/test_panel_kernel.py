@@ -149,7 +149,7 @@ def test_failure_is_shown_above_the_monitor_and_launch_is_enabled_again(kernel: 
     assert "rank 1 of 2 failed first; rank 0 failed as a consequence." in error
     assert "ValueError: bo<b>o</b>m" in error
     assert "raise ValueError(" not in error  # The monitor below has the traceback.
-    reset = evaluate(kernel, "panel.run_area.monitor._feed.reset()['errors'][0]['traceback']")
+    reset = evaluate(kernel, "panel.run_area.monitor._feed.reset()['errors']['culprits'][0]['traceback']")
     assert "raise ValueError(" in reset
     outcome = kernel.execute("panel.results")
     assert outcome.error == "ValueError: bo<b>o</b>m"
