@@ -26,7 +26,7 @@ KERNEL_CODE = TRAIN
 
 
 def test_page_gets_at_most_four_messages_a_second(kernel: Kernel) -> None:
-    kernel.execute("def flood():\n    for step in range(10_000): report(step=step, loss=1.0, other=2.0)")
+    kernel.execute("def flood():\n    for step in range(30_000): report(step=step, loss=1.0, other=2.0)")
     cell = kernel.start("notebook_launch(flood, 2, output='none', monitor=True)", allow_stdin=True)
     page = Page.opened(kernel, cell)
     for _ in range(30):
