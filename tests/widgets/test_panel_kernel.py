@@ -93,6 +93,8 @@ def test_panel_works_with_the_oldest_ipywidgets() -> None:
         click(kernel, "launch")
         kernel.wait(shown.msg_id, until=lambda _: bool(monitors(kernel)))
         (comm_id,) = monitors(kernel)
+        while not evaluate(kernel, "panel.run_area.monitor is not None"):  # No page answers before it has drawn.
+            pass
         kernel.send_comm(comm_id, {"method": "custom", "content": {"type": "hello"}})
         kernel.wait(shown.msg_id, until=lambda cell: "reset" in sent(kernel, comm_id) and "lr is 0.1" in cell.stdout)
         kernel.send_comm(comm_id, {"method": "custom", "content": {"type": "interrupt"}})
