@@ -475,3 +475,31 @@ def test_agent_ends_when_nothing_is_heard_or_its_output_is_not_read(num_requests
         for number in range(num_requests):
             link.send(node_records.LookForFile(f"/nowhere/{number}"))
         assert clogged.wait(60) == 0
+
+
+class OnceAlone:
+    """An engine of the user's own: it has what `engine=` asks for and no more, and its second node comes up once."""
+
+    def __init__(self, inner: Commands) -> None:
+        self.inner, self.num_starts = inner, 0
+
+    def look(self) -> Any:
+        return self.inner.look()
+
+    def start(self, setup: Any) -> Any:
+        self.num_starts += 1
+        if self.num_starts == 1:
+            return self.inner.start(setup)
+        error = ConfigError("the second node does not come up")
+        error.nodes = (1,)
+        raise error
+
+
+def test_restart_of_ones_own_engine_that_cannot_be_reduced_shows_its_error(engine: Commands) -> None:
+    def fail() -> None:
+        raise ValueError("as planned")
+
+    own: Any = OnceAlone(engine)
+    with pytest.raises(ConfigError, match=r"^the second node does not come up$"):
+        notebook_launch(fail, 2, engine=own, max_restarts=1, resume="checkpoint", backend=None, output="none")
+    assert own.num_starts == 2

@@ -436,9 +436,10 @@ def _rest_after(error: ConfigError, rest: _Rest | None, ranks: Ranks, before: Pl
     if not error.nodes and rest is not None:
         msg = f"{rest.reason}\nThe run cannot continue on the remaining nodes: {error}"
         raise ConfigError(msg, field=error.field) from error
-    if not error.nodes or ranks.many_calls or ranks.engine is None:
-        raise error
-    present = rest or _Rest.of(before, ranks.engine)
+    engine = ranks.engine
+    if not error.nodes or ranks.many_calls or engine is None or not hasattr(engine, "without"):
+        raise error  # An engine of the user's own may have no `without`.
+    present = rest or _Rest.of(before, engine)
     reason = "\n".join(filter(None, (present.reason, str(error))))
     if before.config.resume is None:
         raise ConfigError(f"{reason}\n{RESUME_HINT}", field="engine") from error
