@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -13,9 +14,6 @@ from hypothesis import strategies as st
 
 from notebook_launcher import ConfigError, ReturnValueError, RunFolderError, attach, open_run
 from tests.security.recorded import READINGS
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 NUM_EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "40"))
 ODD: st.SearchStrategy[Any] = st.sampled_from(
@@ -27,9 +25,9 @@ ODD: st.SearchStrategy[Any] = st.sampled_from(
 def files(recorded_folder: Path) -> dict[str, bytes]:
     found = {path.name: path.read_bytes() for path in recorded_folder.iterdir()}
     expected = """config.json edits.json ending.pickle environment.json function.py log-order.txt metrics.jsonl
-        output.pickle pictures.jsonl rank-0.log summary.json picture-0.svg picture-1.png picture-99.csv value-0.parcel
-        value-1.parcel"""
+        output.pickle pictures.jsonl rank-0.log summary.json picture-99.csv value-0.parcel value-1.parcel"""
     assert found.keys() >= set(expected.split())
+    assert {Path(name).suffix for name in found if name.startswith("picture-")} == {".svg", ".png", ".csv"}
     return found
 
 
