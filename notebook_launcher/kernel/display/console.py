@@ -18,14 +18,7 @@ import operator
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
-from notebook_launcher.kernel.display.kept_lines import (
-    LIVE_LINES,
-    Backlog,
-    LogOrder,
-    RankLog,
-    Room,
-    TextBlock,
-)
+from notebook_launcher.kernel.display.kept_lines import LIVE_LINES, LogOrder, RankLog, Room, TextBlock
 from notebook_launcher.wording import rank_list
 
 if TYPE_CHECKING:
@@ -108,10 +101,15 @@ class Console:
         self.nodes = tuple(nodes)
         """By rank: the name of its machine."""
         label_size = len(label([0], self.nodes)) if self._is_labelled else 0
-        self._backlog = Backlog()
-        """Lines that wait for the next tick."""
-        self._room = None if kept_in is None else Room(label_size=label_size, where=kept_in, is_brief=is_brief)
-        """The lines that a cell keeps; None for other outputs, which keep all lines."""
+        self._room = Room(
+            label_size=label_size,
+            where=kept_in or "run.logs(rank)",
+            is_brief=is_brief,
+            is_lasting=kept_in is not None,
+        )
+        """The lines that wait for the next tick, and for the end."""
+        self._waiting: set[int | None] = set()
+        """The ranks whose lines wait for the next tick; None stands for the launcher."""
         self._status = ""
         """The live area as it was last published."""
         self._progress = ""
@@ -136,7 +134,7 @@ class Console:
 
     def notice(self, text: str, stream: Stream = "stdout") -> None:
         """Add a line of the launcher's own; it has no label and is never left out."""
-        self._backlog.push(TextBlock(None, stream, text.removesuffix("\n") + "\n"))
+        self._show(TextBlock(None, stream, text.removesuffix("\n") + "\n"))
         self._is_pending = True
 
     def progress(self, text: str) -> None:
@@ -147,8 +145,7 @@ class Console:
 
     def clear(self) -> None:
         """Start again with all the room of a cell, because the cell was cleared."""
-        if self._room is not None:
-            self._room.reset()
+        self._room.reset()
 
     def finish(self, rank: int | None = None) -> None:
         """End the unfinished lines of one rank, or of all ranks; for all ranks the next `take` is due at once."""
@@ -160,7 +157,7 @@ class Console:
         for (owner, stream), source in self._sources.items():
             if rank in (None, owner):
                 self._release(owner, stream, source)
-        self._is_pending = self._is_pending or bool(self._backlog or self._status)
+        self._is_pending = self._is_pending or bool(self._waiting or self._status)
         if rank is None:
             self._progress = ""
             self._is_at_end = True
@@ -181,7 +178,7 @@ class Console:
         if self._pending_since is None:
             self._pending_since = now
         due = self._last_take + TICK
-        if len(self._shown) > 1 and not self._shown <= self._backlog.ranks:
+        if len(self._shown) > 1 and not self._shown <= self._waiting:
             due = max(due, self._pending_since + GATHER)
         return max(0.0, due - now)
 
@@ -237,13 +234,17 @@ class Console:
     def _push(self, rank: int, stream: Stream, lines: list[Lines]) -> None:
         for text, is_bar in lines:
             # A bar goes to standard error, which front ends show in red.
-            self._backlog.push(TextBlock(rank, "stdout" if is_bar else stream, text))
+            self._show(TextBlock(rank, "stdout" if is_bar else stream, text))
+
+    def _show(self, block: TextBlock) -> None:
+        self._waiting.add(block.rank)
+        self._room.push(block, is_last=self._is_at_end)
 
     def _texts(self) -> list[Text]:
-        blocks = self._backlog.drain() if self._room is None else self._in_room(self._room)
+        blocks = self._room.take(is_last=self._is_at_end)
+        self._waiting, self._is_at_end = set(), False
         pieces = [*fold(blocks, labelled=self._is_labelled, nodes=self.nodes)]
-        if self._room is not None:
-            self._room.refund(blocks, [text for _, text in pieces])
+        self._room.refund(blocks, [text for _, text in pieces])
         texts = [
             Text(stream, "".join(text for _, text in group))
             for stream, group in itertools.groupby(pieces, key=operator.itemgetter(0))
@@ -253,18 +254,8 @@ class Console:
             texts[MAX_TEXTS - 1 :] = [Text("stdout", rest)]
         return texts
 
-    def _in_room(self, room: Room) -> list[TextBlock]:
-        """Return the new lines that the cell has room for; at the end also the lines that were held back."""
-        blocks = room.admit(*self._backlog.drain_parts(), is_last=self._is_at_end)
-        if self._is_at_end:
-            self._is_at_end = False
-            blocks += room.drain()
-        return blocks
-
     def _newest(self) -> list[str]:
         """Return the newest lines that are held back, below a heading."""
-        if self._room is None:
-            return []
         heading, blocks = self._room.live()
         lines = "".join(text for _, text in fold(blocks, labelled=self._is_labelled, nodes=self.nodes)).splitlines()[
             -LIVE_LINES:

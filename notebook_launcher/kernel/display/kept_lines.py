@@ -1,4 +1,4 @@
-"""`TextBlock`: whole lines that one rank wrote at once, its size, and the ways to cut it between two lines."""
+"""The lines of a run that its cell keeps, and the whole output of each rank."""
 
 from __future__ import annotations
 
@@ -13,13 +13,11 @@ import os
 import tempfile
 import threading
 import weakref
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from notebook_launcher.wording import plural, rank_list
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
     from notebook_launcher.engines.engine import Stream
 
 
@@ -47,225 +45,95 @@ class TextBlock:
         """Return the bytes that the block takes in a message, where each line has a label of this size."""
         return num_bytes(self.text) + label_size * self.num_lines
 
-    def cut(self, place: int) -> tuple[TextBlock, TextBlock]:
-        """Return the lines before a place in the text, and the lines after it."""
+    def cut(self, num_lines: int) -> tuple[TextBlock, TextBlock]:
+        """Return the first lines, at most so many, and the rest."""
+        rest = self.text.split("\n", num_lines)[-1] if 0 < num_lines < self.num_lines else ""
+        place = 0 if num_lines <= 0 else len(self.text) - len(rest)
         return (
             TextBlock(self.rank, self.stream, self.text[:place]),
             TextBlock(self.rank, self.stream, self.text[place:]),
         )
-
-    def cut_before_size(self, size: int) -> tuple[TextBlock, TextBlock]:
-        """Return the rest, and the last lines, of at most `size` characters."""
-        if size >= len(self.text):
-            return self.cut(0)
-        return self.cut(self.text.find("\n", len(self.text) - size - 1) + 1)
-
-    def cut_after_lines(self, num_lines: int) -> tuple[TextBlock, TextBlock]:
-        """Return the first lines, at most so many, and the rest."""
-        if self.num_lines <= num_lines:
-            return self.cut(len(self.text))
-        rest = self.text.split("\n", max(num_lines, 0))[-1]
-        return self.cut(len(self.text) - len(rest))
-
-    def cut_before_lines(self, num_lines: int) -> tuple[TextBlock, TextBlock]:
-        """Return the rest, and the last lines, at most so many."""
-        if self.num_lines <= num_lines:
-            return self.cut(0)
-        rest = self.text[:-1].rsplit("\n", max(num_lines, 0))[0]
-        return self.cut(len(rest) + 1)
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# The lines that wait for the next tick: bounded, and thinned in the middle when there are too many.
-#
-# The start and the end of a flood of lines are kept, because they show what began and how far it is. Whole blocks are
-# dropped unread, because a million lines must not cost a million steps.
-
-
-HALF = 500_000
-"""Characters of one tick that are kept at the start, and as many at the end."""
-
-
-def left_out_note(left_out: collections.Counter[int], where: str) -> TextBlock:
-    """Return the line that replaces lines that are left out, counted by rank; `where` is an expression for them all."""
-    lines = plural(left_out.total(), "line")
-    return TextBlock(None, "stdout", f"... {lines} of {rank_list(left_out)} left out here; {where} has all ...\n")
-
-
-def count(left_out: collections.Counter[int], blocks: Iterable[TextBlock]) -> None:
-    """Add the lines of blocks that are left out."""
-    for block in blocks:
-        assert block.rank is not None
-        left_out[block.rank] += block.num_lines
-
-
-class Backlog:
-    """Lines of all ranks in the order of their arrival."""
-
-    def __init__(self) -> None:
-        self._reset()
-
-    def _reset(self) -> None:
-        self.ranks: set[int | None] = set()
-        """The ranks with waiting lines; None stands for the launcher."""
-        self._start: list[TextBlock] = []
-        """The first blocks, up to HALF characters."""
-        self._end = Newest(HALF, lambda block: len(block.text))
-        """The last blocks, up to HALF characters, and the launcher's own lines between them."""
-        self._start_size = 0
-        """Characters of the blocks in `_start`."""
-        self._left_out = collections.Counter[int]()
-        """By rank: the number of lines that were dropped between `_start` and `_end`."""
-
-    def __bool__(self) -> bool:
-        return bool(self._start)
-
-    def push(self, block: TextBlock) -> None:
-        """Add a block."""
-        self.ranks.add(block.rank)
-        if not self._end and self._start_size < HALF:
-            self._start.append(block)
-            self._start_size += len(block.text)
-            return
-        count(self._left_out, self._end.push(block))
-
-    def drain_parts(self) -> tuple[list[TextBlock], collections.Counter[int], list[TextBlock]]:
-        """Return and forget the first lines, the number of lines left out after them by rank, and the last lines."""
-        parts = self._start, self._left_out, self._end.drain()
-        self._reset()
-        return parts
-
-    def drain(self) -> list[TextBlock]:
-        """Return and forget the lines, with a line in the place of those that were dropped."""
-        start, left_out, end = self.drain_parts()
-        return [*start, *([left_out_note(left_out, "run.logs(rank)")] if left_out else []), *end]
 
 
 # --------------------------------------------------------------------------------------------------------------------
 # The newest lines of all ranks within a limit, to which each rank has a share: no flood of one takes another's end.
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Held:
+class _Held(NamedTuple):
     order: int
     block: TextBlock
-    lines: int
-    size: int
-
-
-@dataclasses.dataclass(slots=True)
-class _Total:
-    lines: int = 0
-    size: int = 0
-
-    def add(self, held: _Held, sign: int) -> None:
-        self.lines += sign * held.lines
-        self.size += sign * held.size
+    cost: tuple[int, int]
+    """Lines and bytes; the launcher's own lines cost nothing."""
 
 
 class Newest:
     """Blocks in the order of their arrival, of which the oldest of a rank with more than its share go first.
 
-    The launcher's own lines cost nothing and stay.
-
     Args:
-        max_size: Limit of all sizes together.
-        size_of: Returns the size of a block.
-        max_lines: Limit of all lines together.
+        limits: Limits of all lines and of all bytes together.
+        label_size: Bytes that a label adds to a line.
     """
 
-    def __init__(self, max_size: float, size_of: Callable[[TextBlock], int], max_lines: float = math.inf) -> None:
-        self._limits = {"size": max_size, "lines": max_lines}
-        self._size_of = size_of
-        self._order = 0
-        """Number of blocks that have arrived."""
+    def __init__(self, limits: tuple[float, float], label_size: int) -> None:
+        self._limits = limits
+        self._label_size = label_size
+        self._order = itertools.count()
         self._held: dict[int | None, collections.deque[_Held]] = {}
-        self._by_rank: dict[int | None, _Total] = {}
-        self._total = _Total()
-
-    def __bool__(self) -> bool:
-        return any(self._held.values())
-
-    @property
-    def num_lines(self) -> int:
-        """Number of lines of the ranks."""
-        return self._total.lines
+        self._by_rank: dict[int | None, list[int]] = {}
+        """By rank: its lines and its bytes."""
+        self.total = [0, 0]
+        """Lines and bytes of all ranks."""
 
     def push(self, block: TextBlock) -> list[TextBlock]:
         """Add a block; return the blocks, or parts of blocks, that make room for it."""
-        self._order += 1
-        self._add(block.rank, self._measure(self._order, block))
+        self._held.setdefault(block.rank, collections.deque()).append(self._counted(next(self._order), block))
         dropped = []
-        for kind, limit in self._limits.items():
-            while (excess := getattr(self._total, kind) - limit) > 0:
-                rank = self._over_its_share(block.rank, kind)
-                dropped.append(self._drop(rank, kind, excess))
-        return dropped
-
-    def drop_rank(self, rank: int) -> list[TextBlock]:
-        """Remove and return all blocks of a rank."""
-        dropped = []
-        for held in self._held.pop(rank, ()):
-            self._total.add(held, -1)
-            dropped.append(held.block)
-        self._by_rank.pop(rank, None)
+        for kind, limit in enumerate(self._limits):
+            while (excess := self.total[kind] - limit) > 0:
+                dropped.append(self._drop(block.rank, kind, excess))
         return dropped
 
     def drain(self) -> list[TextBlock]:
         """Remove and return all blocks."""
         blocks = [held.block for held in heapq.merge(*self._held.values(), key=operator.attrgetter("order"))]
-        self._held, self._by_rank, self._total = {}, {}, _Total()
+        self._held, self._by_rank, self.total = {}, {}, [0, 0]
         return blocks
 
-    def newest_first(self) -> Iterator[TextBlock]:
-        """Yield the blocks, the last first."""
+    def last(self, num_lines: int) -> list[TextBlock]:
+        """Return the last blocks, with at least so many lines if there are as many; of each the last lines."""
+        newest: list[TextBlock] = []
         per_rank = map(reversed, self._held.values())
         for held in heapq.merge(*per_rank, key=operator.attrgetter("order"), reverse=True):
-            yield held.block
+            newest.append(held.block.cut(held.block.num_lines - num_lines)[1])
+            if sum(block.num_lines for block in newest) > 8 * num_lines:  # Equal lines of ranks become one.
+                break
+        return newest[::-1]
 
-    def _measure(self, order: int, block: TextBlock) -> _Held:
-        if block.rank is None:
-            return _Held(order, block, 0, 0)
-        return _Held(order, block, block.num_lines, self._size_of(block))
+    def _counted(self, order: int, block: TextBlock) -> _Held:
+        cost = (0, 0) if block.rank is None else (block.num_lines, block.message_size(self._label_size))
+        held = _Held(order, block, cost)
+        self._count(held, 1)
+        return held
 
-    def _add(self, rank: int | None, held: _Held) -> None:
-        self._held.setdefault(rank, collections.deque()).append(held)
-        self._by_rank.setdefault(rank, _Total()).add(held, 1)
-        self._total.add(held, 1)
+    def _count(self, held: _Held, sign: int) -> None:
+        for amounts in (self.total, self._by_rank.setdefault(held.block.rank, [0, 0])):
+            for kind in (0, 1):
+                amounts[kind] += sign * held.cost[kind]
 
-    def _share(self, kind: str) -> float:
-        return max(self._limits[kind], 0) / max(1, len(self._held.keys() - {None}))
-
-    def _over_its_share(self, rank: int | None, kind: str) -> int | None:
-        """Return a rank with more than its share: this rank, if it has, as in a flood; else the rank that has most."""
-        if rank in self._by_rank and getattr(self._by_rank[rank], kind) > self._share(kind):
-            return rank
-        return max(self._by_rank, key=lambda other: getattr(self._by_rank[other], kind))
-
-    def _drop(self, rank: int | None, kind: str, excess: float) -> TextBlock:
-        """Remove a rank's oldest block, or lines from its beginning if that is enough."""
-        blocks, total = self._held[rank], self._by_rank[rank]
-        oldest = blocks.popleft()
-        for amounts in (total, self._total):
-            amounts.add(oldest, -1)
-        amount = getattr(oldest, kind)
-        needed = min(excess, getattr(total, kind) + amount - self._share(kind))
-        gone, rest = _cut(oldest.block, kind, oldest.lines, max(0.0, 1 - needed / amount))
+    def _drop(self, rank: int | None, kind: int, excess: float) -> TextBlock:
+        """Remove the oldest lines of a rank that has more than its share: this one, as in a flood, or the greatest."""
+        share = max(self._limits[kind], 0) / max(1, len(self._held.keys() - {None}))
+        if rank not in self._by_rank or self._by_rank[rank][kind] <= share:
+            rank = max(self._by_rank, key=lambda other: self._by_rank[other][kind])
+        needed = min(excess, self._by_rank[rank][kind] - share)
+        oldest = self._held[rank].popleft()
+        self._count(oldest, -1)
+        gone, rest = oldest.block.cut(math.ceil(oldest.block.num_lines * needed / oldest.cost[kind]))
         if rest.text:
-            held = self._measure(oldest.order, rest)
-            blocks.appendleft(held)
-            for amounts in (total, self._total):
-                amounts.add(held, 1)
-        elif not blocks:
+            self._held[rank].appendleft(self._counted(oldest.order, rest))
+        elif not self._held[rank]:
             del self._held[rank], self._by_rank[rank]
         return gone
-
-
-def _cut(block: TextBlock, kind: str, num_lines: int, fraction: float) -> tuple[TextBlock, TextBlock]:
-    """Cut a block between two lines, so that at most this part of its text or of its lines is in the second piece."""
-    if kind == "size":
-        return block.cut_before_size(int(len(block.text) * fraction))
-    return block.cut_before_lines(min(int(num_lines * fraction + 1e-6), num_lines - 1))
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -273,31 +141,33 @@ def _cut(block: TextBlock, kind: str, num_lines: int, fraction: float) -> tuple[
 #
 # A browser slows down with tens of thousands of lines, and the notebook's file keeps them forever. Text that a cell
 # shows cannot be removed again, so the end, in which each rank has its share, is held back until the run is over,
-# while its newest lines are shown live.
+# while its newest lines are shown live. Other outputs keep the beginning and the end of what comes in each batch.
 
 
 HEAD, SPARE, TAIL = (4500, 450_000), (400, 40_000), (5000, 480_000)
 """Lines and bytes of the beginning, of standard error after it, and of the end: below 10,000 and 1 MB in all."""
 BRIEF_HEAD, BRIEF_SPARE, BRIEF_TAIL = (150, 14_000), (40, 4_000), (250, 20_000)
 """The same for an agent, whose tools cut longer outputs somewhere."""
+HALF = (math.inf, 500_000)
+"""The same of each batch for an output that is no cell."""
 LIVE_LINES = 12
 """The newest of the lines held back, which are shown live."""
 
 
 @dataclasses.dataclass(slots=True)
 class _Budget:
-    lines: int
-    bytes: int
+    lines: float
+    bytes: float
 
     def take(self, block: TextBlock, label_size: int) -> tuple[TextBlock, TextBlock]:
         """Return the lines from the beginning of a block that fit, and the rest."""
-        part, _ = block.cut_after_lines(self.lines)
+        part, rest = block.cut(int(min(self.lines, block.num_lines)))
         if (size := part.message_size(label_size)) > self.bytes:
-            most = len(part.text) * max(self.bytes, 0) // size
-            part, _ = part.cut(part.text.rfind("\n", 0, most) + 1)
+            most = int(len(part.text) * max(self.bytes, 0) // size)
+            part, rest = block.cut(part.text.count("\n", 0, most))
         self.lines -= part.num_lines
         self.bytes -= part.message_size(label_size)
-        return block.cut(len(part.text))
+        return part, rest
 
 
 class Room:
@@ -307,12 +177,17 @@ class Room:
         label_size: Characters that a label adds to a line.
         where: An expression for all lines, such as `run.logs(rank)`.
         is_brief: True if an agent reads the cell.
+        is_lasting: True for a cell; False for an output that has the same room for each batch.
     """
 
-    def __init__(self, *, label_size: int, where: str, is_brief: bool = False) -> None:
-        self._budgets = (BRIEF_HEAD, BRIEF_SPARE, BRIEF_TAIL) if is_brief else (HEAD, SPARE, TAIL)
+    def __init__(self, *, label_size: int, where: str, is_brief: bool = False, is_lasting: bool = True) -> None:
+        cell = (BRIEF_HEAD, BRIEF_SPARE, BRIEF_TAIL) if is_brief else (HEAD, SPARE, TAIL)
+        self._budgets = cell if is_lasting else (HALF, (0, 0), HALF)
         self._label_size = label_size
         self._where = where
+        self._is_lasting = is_lasting
+        self._shown: list[TextBlock] = []
+        """Lines to show with the next batch."""
         self.reset()
 
     def reset(self) -> None:
@@ -322,33 +197,40 @@ class Room:
         """Room that is left for the beginning, and for standard error after the beginning."""
         self._is_full = False
         """True once a line did not fit into the beginning."""
-        self._held = Newest(tail[1], lambda block: block.message_size(self._label_size), tail[0])
+        self._held = Newest(tail, self._label_size)
         """The newest lines, held back for the end."""
         self._left_out: collections.Counter[int] = collections.Counter()
         """By rank: the number of lines that the cell will not show."""
 
-    def admit(
-        self,
-        start: list[TextBlock],
-        left_out: collections.Counter[int],
-        end: list[TextBlock],
-        *,
-        is_last: bool = False,
-    ) -> list[TextBlock]:
-        """Return the new lines that are to be shown now.
+    def push(self, block: TextBlock, *, is_last: bool) -> None:
+        """Add a block; `is_last`: the launcher's own lines come after those that are held back."""
+        rest = block
+        if block.rank is None:
+            if not (self._is_full and (is_last or not self._is_lasting)):
+                self._shown.append(block)
+                return
+        elif not self._is_full or block.stream == "stderr":
+            part, rest = (self._spare if self._is_full else self._head).take(block, self._label_size)
+            self._shown += [part] if part.text else []
+        if rest.text:
+            self._is_full = True
+            for dropped in self._held.push(rest):
+                assert dropped.rank is not None
+                self._left_out[dropped.rank] += dropped.num_lines
 
-        Args:
-            start: New lines.
-            left_out: Number of lines by rank that were dropped after `start`.
-            end: The lines that followed.
-            is_last: True to hold back the launcher's own lines, too, where lines before them are held back.
-        """
-        shown = self._admit(start, is_last=is_last)
-        self._is_full = self._is_full or bool(left_out)
-        for rank in left_out:  # What is left of a rank's output has no gap.
-            count(self._left_out, self._held.drop_rank(rank))
-        self._left_out += left_out
-        return shown + self._admit(end, is_last=is_last)
+    def take(self, *, is_last: bool) -> list[TextBlock]:
+        """Return the lines to show now; with `is_last` also those held back, after a line about those left out."""
+        blocks, self._shown = self._shown, []
+        if is_last or not self._is_lasting:
+            if self._left_out:
+                lines, ranks = plural(self._left_out.total(), "line"), rank_list(self._left_out)
+                note = f"... {lines} of {ranks} left out here; {self._where} has all ...\n"
+                blocks.append(TextBlock(None, "stdout", note))
+                self._left_out.clear()
+            blocks += self._held.drain()
+        if not self._is_lasting:
+            self.reset()
+        return blocks
 
     def refund(self, blocks: list[TextBlock], shown: list[str]) -> None:
         """Refund the cost of lines that are shown once for several ranks."""
@@ -357,40 +239,9 @@ class Room:
 
     def live(self) -> tuple[str, list[TextBlock]]:
         """Return a heading and more than enough of the newest lines held back; the heading is empty without any."""
-        blocks: list[TextBlock] = []
-        num_lines = 0
-        for block in self._held.newest_first():
-            _, newest = block.cut_before_lines(LIVE_LINES)
-            blocks.append(newest)
-            num_lines += newest.num_lines
-            if num_lines > 8 * LIVE_LINES:
-                break
-        total = self._held.num_lines + self._left_out.total()
-        return (f"... {total:,} more lines; the newest:" if blocks else ""), blocks[::-1]
-
-    def drain(self) -> list[TextBlock]:
-        """Return the end of the output, after a line about the lines that are left out before it."""
-        note = [left_out_note(self._left_out, self._where)] if self._left_out else []
-        self._left_out.clear()
-        return note + self._held.drain()
-
-    def _admit(self, blocks: Iterable[TextBlock], *, is_last: bool) -> list[TextBlock]:
-        shown = []
-        for block in blocks:
-            rest = block
-            if block.rank is None and not (is_last and self._is_full):
-                shown.append(block)
-                continue
-            if block.rank is not None and not self._is_full:
-                part, rest = self._head.take(block, self._label_size)
-                shown += [part] if part.text else []
-            elif block.rank is not None and block.stream == "stderr":
-                part, rest = self._spare.take(block, self._label_size)
-                shown += [part] if part.text else []
-            if rest.text:
-                self._is_full = True
-                count(self._left_out, self._held.push(rest))
-        return shown
+        blocks = self._held.last(LIVE_LINES)
+        total = self._held.total[0] + self._left_out.total()
+        return (f"... {total:,} more lines; the newest:" if blocks else ""), blocks
 
 
 # --------------------------------------------------------------------------------------------------------------------

@@ -57,7 +57,7 @@ def test_long_line_that_arrives_whole_is_cut():
 def test_flood_costs_no_work_per_line(output, monkeypatch):
     """A million lines, counted in calls of our own functions: some per chunk, few per shown line."""
     calls = []
-    for cls in (Screen, RankLog, kept_lines.Backlog, Console):
+    for cls in (Screen, RankLog, kept_lines.Room, Console):
         for name, function in vars(cls).items():
             if callable(function) and not name.startswith("__"):
 
