@@ -276,15 +276,14 @@ def _growth(first: tuple[float, float], last: tuple[float, float]) -> float | No
 Spans = tuple[tuple[str, float, float], ...]
 
 
-class SamplePace:
+class SamplePace(Pace):
     """The pace of one rank's samples, measured over elapsed time."""
 
     def __init__(self) -> None:
-        self._pace = Pace()
+        super().__init__()
         self._num_samples = 0.0
-        self._has_records = False
 
-    def note(self, time: float, num_samples: float, spans: Spans, since: float, offset: float = 0.0) -> None:
+    def add(self, time: float, num_samples: float, spans: Spans, since: float, offset: float = 0.0) -> None:
         """Add the samples of one record of phases.
 
         Args:
@@ -298,20 +297,7 @@ class SamplePace:
         if spans:
             (_, start, _), (_, last, seconds) = spans[0], spans[-1]
             end = last + seconds + offset  # A rank sends the last record at the end of its function.
-            if not self._has_records:
-                self._pace.note(min(start, since) + offset, 0.0)
-        self._has_records = True
+            if self._first is None:
+                self.note(min(start, since) + offset, 0.0)
         self._num_samples += num_samples
-        self._pace.note(end, self._num_samples)
-
-    def leave_out(self, since: float, until: float) -> None:
-        """Leave out a pause, by CLOCK_MONOTONIC of this machine."""
-        self._pace.leave_out(since, until)
-
-    def rate(self) -> float | None:
-        """Return the samples per second of the last seconds."""
-        return self._pace.rate()
-
-    def mean(self) -> float | None:
-        """Return the samples per second of the whole training."""
-        return self._pace.mean()
+        self.note(end, self._num_samples)

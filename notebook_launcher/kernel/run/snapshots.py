@@ -245,12 +245,12 @@ class LiveRunReader(RunReader):
     @property
     def metrics(self) -> RunMetrics:
         """Metrics that the ranks have reported so far, in the order of arrival."""
-        return RunMetrics(self._data.live.metrics)
+        return RunMetrics(self.metrics_since(0)[0])
 
     @property
     def pictures(self) -> tuple[RunPicture, ...]:
         """Images and histograms that the ranks have reported so far, in the order of arrival."""
-        return tuple(self._data.live.pictures)
+        return tuple(self._data.live.picture_series.values)
 
     @property
     def phases(self) -> dict[int, RankPhases]:

@@ -63,13 +63,13 @@ def test_pause_counts_in_no_rate() -> None:
     live._sample_rates[0] = pace
     for item in range(1, 11):
         live.fold(0, progress_of(float(item), items=item, loops=1, total=100))
-        pace.note(float(item), 8.0, (), 0.0)
+        pace.add(float(item), 8.0, (), 0.0)
     change(10.25, "pause")
     change(70.25, "resume")
     assert live.items_per_second(0) == pytest.approx(1.0)
     for item in range(11, 14):
         live.fold(0, progress_of(60.0 + item, items=item, loops=1, total=100))
-        pace.note(60.0 + item, 8.0, (), 0.0)
+        pace.add(60.0 + item, 8.0, (), 0.0)
         assert live.items_per_second(0) == pytest.approx(1.0)
         assert live.samples_per_second(0) == pytest.approx(8.0)
     assert live.samples_per_second(0, is_over=True) == pytest.approx(8.0)
