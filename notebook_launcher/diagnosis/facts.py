@@ -305,19 +305,9 @@ def torch_finding(version: str | None) -> Finding:
     if not version:
         advice = "pip install torch"
         return Finding(area=SOFTWARE, name="torch", fact="not installed", verdict="problem", advice=advice)
-    cuda = _cuda_of_torch()
-    return Finding(
-        area=SOFTWARE, name="torch", fact=f"{version}, {f'built for CUDA {cuda}' if cuda else 'built without CUDA'}"
-    )
-
-
-def _cuda_of_torch() -> str:
-    """Return the CUDA version that torch was built for, from its file: importing torch takes a second."""
-    for file in importlib.metadata.files("torch") or ():
-        if file.as_posix() == "torch/version.py":
-            match = re.search(r"^cuda\b[^=\n]*= *'([\d.]+)'", Path(file.locate()).read_text("utf-8"), re.MULTILINE)
-            return match[1] if match else ""
-    return ""
+    kind, number = devices.torch_build()
+    built = f"built for CUDA {number}" if kind == "cuda" else "built without CUDA"
+    return Finding(area=SOFTWARE, name="torch", fact=f"{version}, {built}")
 
 
 def _nccl() -> str:

@@ -45,16 +45,13 @@ def allocate(
 ) -> Allocation:
     """Return what a launch with these fields of `LaunchConfig` takes; raise `ConfigError` if the machine has less.
 
-    Args:
-        machine: The machine.
-        num_processes: The field.
-        devices: The field.
-        backend: The field.
-        nccl_shares: True if the ranks get `SHARING_VARIABLE`, so that NCCL may be chosen for ranks that share a GPU.
+    With `nccl_shares` the ranks get `SHARING_VARIABLE`, so NCCL may be chosen for ranks that share a GPU.
     """
     gpus = _choose_gpus(devices, machine)
     num_processes = num_processes or len(gpus) or min(DEFAULT_CPU_RANKS, machine.num_cores)
-    _check_number(num_processes, machine)
+    if num_processes > (limit := rank_limit(machine.num_cores)):
+        cores = plural(machine.num_cores, "core")
+        raise _too_many(num_processes, f" for this machine: it has {cores}, and {limit} ranks are the limit")
     return Allocation(
         num_processes=num_processes,
         gpus=gpus,
@@ -85,14 +82,11 @@ def _choose_gpus(devices: tuple[int, ...] | str | None, machine: Machine) -> tup
     return devices
 
 
-def _check_number(num_processes: int, machine: Machine) -> None:
-    limit = rank_limit(machine.num_cores)
-    if num_processes > limit:
-        raise ConfigError(
-            f"num_processes={num_processes} is too many for this machine: it has {plural(machine.num_cores, 'core')}, "
-            f"and {limit} ranks are the limit. Omit num_processes to let the launcher choose.",
-            field="num_processes",
-        )
+def _too_many(num_processes: int, why: str) -> ConfigError:
+    return ConfigError(
+        f"num_processes={num_processes} is too many{why}. Omit num_processes to let the launcher choose.",
+        field="num_processes",
+    )
 
 
 def _choose_backend(
@@ -178,19 +172,16 @@ def allocate_nodes(
     num_nodes: int | None = None,
     processes_per_node: int | None = None,
 ) -> NodeAllocation:
-    """Return what a launch with these fields of `LaunchConfig` takes; raise `ConfigError` if the nodes have less.
-
-    Args:
-        nodes: The nodes of the engine.
-        num_processes: As in `LaunchConfig`, and so are `devices`, `backend` and `processes_per_node`.
-        devices: See above.
-        backend: See above.
-        num_nodes: `LaunchConfig.nodes`.
-        processes_per_node: See above.
-    """
+    """Return what a launch with these fields of `LaunchConfig` takes; raise `ConfigError` if the nodes have less."""
     if num_nodes is None and num_processes is not None and processes_per_node is not None:
         num_nodes = num_processes // processes_per_node
-    nodes = _first(nodes, num_nodes)
+    if num_nodes is not None and num_nodes > len(nodes):
+        raise ConfigError(
+            f"{plural(num_nodes, 'node')} are asked for, and the engine has {plural(len(nodes), 'node')}: "
+            f"{_describe_all(nodes)}. Omit nodes= to use all of them.",
+            field="nodes",
+        )
+    nodes = nodes[:num_nodes]
     may_use_gpus = devices != "cpu" and all(node.gpus for node in nodes)
     if num_processes is None:
         # Ranks are spread evenly, so the node with fewest GPUs decides.
@@ -199,56 +190,27 @@ def allocate_nodes(
     parts = ranks_by_node(num_processes, len(nodes))
     used = nodes[: len(parts)]
     for node, ranks in zip(used, parts, strict=True):
-        _check_number_on_nodes(node, len(ranks), num_processes)
+        if len(ranks) > (limit := rank_limit(node.num_cores)) or num_processes > MAX_RANKS:
+            gets = f"node {node.node} ({node.host}) would get {len(ranks)}, it has {plural(node.num_cores, 'core')}"
+            raise _too_many(num_processes, f": {gets}, and {limit} ranks are its limit")
+    lacking = [node.host for node in used if not node.has_folder]
+    way_out = "save checkpoints to a shared folder, or with save_on_each_node=True"
+    note = f", {_first_few(lacking)} without this folder ({way_out})" if lacking else ""
+    short = [node.host.partition(".")[0] for node in used]
+    names = short if len(set(short)) == len(used) else [f"node {node.node}" for node in used]
     own_gpus = may_use_gpus and all(len(ranks) <= len(node.gpus) for node, ranks in zip(used, parts, strict=True))
     return NodeAllocation(
         num_processes=num_processes,
         backend=_choose_backend_on_nodes(backend, own_gpus=own_gpus),
         use_gpu=may_use_gpus,
         cores_per_process=max(1, min(node.num_cores // len(ranks) for node, ranks in zip(used, parts, strict=True))),
-        found=f"on {plural(len(used), 'node')} ({_describe_all(used)})" + _note_on_folder(used),
+        found=f"on {plural(len(used), 'node')} ({_describe_all(used)}){note}",
         num_nodes=len(used),
-        node_names=_names_by_rank(used, parts),
+        # Two nodes may call themselves the same; then their numbers tell them apart.
+        node_names=tuple(name for name, ranks in zip(names, parts, strict=True) for _ in ranks)
+        if len(used) > 1
+        else (),
     )
-
-
-def _note_on_folder(nodes: Sequence[NodeInfo]) -> str:
-    lacking = [node.host for node in nodes if not node.has_folder]
-    if not lacking:
-        return ""
-    way_out = "save checkpoints to a shared folder, or with save_on_each_node=True"
-    return f", {_first_few(lacking)} without this folder ({way_out})"
-
-
-def _first(nodes: Sequence[NodeInfo], num_nodes: int | None) -> Sequence[NodeInfo]:
-    if num_nodes is not None and num_nodes > len(nodes):
-        raise ConfigError(
-            f"{plural(num_nodes, 'node')} are asked for, and the engine has {plural(len(nodes), 'node')}: "
-            f"{_describe_all(nodes)}. Omit nodes= to use all of them.",
-            field="nodes",
-        )
-    return nodes[:num_nodes]
-
-
-def _names_by_rank(nodes: Sequence[NodeInfo], parts: Sequence[tuple[int, ...]]) -> tuple[str, ...]:
-    """Return the name of each rank's node: its host, or its number where two nodes call themselves the same."""
-    if len(nodes) == 1:
-        return ()
-    short = [node.host.partition(".")[0] for node in nodes]
-    is_clear = len(set(short)) == len(nodes)
-    names = short if is_clear else [f"node {node.node}" for node in nodes]
-    return tuple(name for name, ranks in zip(names, parts, strict=True) for _ in ranks)
-
-
-def _check_number_on_nodes(node: NodeInfo, num_ranks: int, num_processes: int) -> None:
-    limit = rank_limit(node.num_cores)
-    if num_ranks > limit or num_processes > MAX_RANKS:
-        raise ConfigError(
-            f"num_processes={num_processes} is too many: node {node.node} ({node.host}) would get {num_ranks}, it has "
-            f"{plural(node.num_cores, 'core')}, and {limit} ranks are its limit. Omit num_processes to let the "
-            "launcher choose.",
-            field="num_processes",
-        )
 
 
 def _choose_backend_on_nodes(backend: str | None, *, own_gpus: bool) -> str | None:

@@ -106,17 +106,15 @@ class Library:
 
     def driver(self) -> str:
         """Return the version of the driver, such as `535.183.01`; empty: unknown."""
-        text = ctypes.create_string_buffer(TEXT_SIZE)
-        known = self._call("nvmlSystemGetDriverVersion", text, TEXT_SIZE) == SUCCESS
-        return text.value.decode(errors="replace") if known else ""
+        return self._text("nvmlSystemGetDriverVersion")
 
     def name(self, gpu: int | str) -> str:
         """Return the GPU's name."""
-        return self._text("nvmlDeviceGetName", gpu)
+        return self._text("nvmlDeviceGetName", self._handle(gpu))
 
     def uuid(self, gpu: int | str) -> str:
         """Return the GPU's UUID, which `CUDA_VISIBLE_DEVICES` may name."""
-        return self._text("nvmlDeviceGetUUID", gpu)
+        return self._text("nvmlDeviceGetUUID", self._handle(gpu))
 
     def capability(self, gpu: int | str) -> tuple[int, int] | None:
         """Return the CUDA compute capability, such as (9, 0); None: unknown."""
@@ -165,11 +163,10 @@ class Library:
         return []
 
     def _slice(self, gpu: int | str, index: int) -> str:
-        handle, text = ctypes.c_void_p(), ctypes.create_string_buffer(TEXT_SIZE)
+        handle = ctypes.c_void_p()
         if self._call("nvmlDeviceGetMigDeviceHandleByIndex", self._handle(gpu), index, ctypes.byref(handle)) != SUCCESS:
             return ""
-        self._call("nvmlDeviceGetUUID", handle, text, TEXT_SIZE)
-        return text.value.decode(errors="replace")
+        return self._text("nvmlDeviceGetUUID", handle)
 
     def _handle(self, gpu: int | str) -> ctypes.c_void_p:
         handle = ctypes.c_void_p()
@@ -186,9 +183,9 @@ class Library:
         where = map(ctypes.byref, places)
         return places if self._call(function, *map(self._handle, gpus), *where) == SUCCESS else ()
 
-    def _text(self, function: str, gpu: int | str) -> str:
+    def _text(self, function: str, *handle: ctypes.c_void_p) -> str:
         text = ctypes.create_string_buffer(TEXT_SIZE)
-        self._call(function, self._handle(gpu), text, TEXT_SIZE)
+        self._call(function, *handle, text, TEXT_SIZE)
         return text.value.decode(errors="replace")
 
     def _call(self, function: str, *args: Any) -> int:
@@ -242,17 +239,10 @@ class GPU:
         return self.selector if self.is_slice else self.index
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Choice:
-    """The GPUs that are visible."""
-
-    gpus: tuple[GPU, ...]
-    problem: str = ""
-    """The reason why the variable hides all GPUs, as a clause for the user; empty: it does not, or on purpose."""
-
-
-def choose_visible(gpus: Sequence[GPU], variable: str | None, find_slice: Callable[[str, int], GPU | None]) -> Choice:
-    """Return the visible ones of a machine's GPUs.
+def choose_visible(
+    gpus: Sequence[GPU], variable: str | None, find_slice: Callable[[str, int], GPU | None]
+) -> tuple[tuple[GPU, ...], str]:
+    """Return the visible ones of a machine's GPUs, and why the variable hides all of them, unless it does on purpose.
 
     Args:
         gpus: All usable GPUs, in NVML's order.
@@ -260,7 +250,7 @@ def choose_visible(gpus: Sequence[GPU], variable: str | None, find_slice: Callab
         find_slice: Looks up a slice by its name, for a place in the list; returns None if there is no such slice.
     """
     if variable is None:
-        return Choice(tuple(dataclasses.replace(gpu, selector=gpu.uuid or str(gpu.index)) for gpu in gpus))
+        return tuple(dataclasses.replace(gpu, selector=gpu.uuid or str(gpu.index)) for gpu in gpus), ""
     chosen: list[GPU] = []
     items = [item.strip() for item in variable.split(",")]
     for item in items:
@@ -270,11 +260,11 @@ def choose_visible(gpus: Sequence[GPU], variable: str | None, find_slice: Callab
         if gpu is None:
             break
         if any(gpu.key == other.key for other in chosen):
-            return Choice((), f"{CUDA_VARIABLE}={variable!r} names a GPU twice, which hides all of them")
+            return (), f"{CUDA_VARIABLE}={variable!r} names a GPU twice, which hides all of them"
         chosen.append(gpu)
     if not chosen and gpus and variable.strip() not in ("", "-1"):
-        return Choice((), f"{CUDA_VARIABLE}={variable!r} begins with an entry that names no GPU")
-    return Choice(tuple(chosen))
+        return (), f"{CUDA_VARIABLE}={variable!r} begins with an entry that names no GPU"
+    return tuple(chosen), ""
 
 
 def _kind(item: str) -> str:
@@ -309,33 +299,36 @@ class Machine:
 
 def detect() -> Machine:
     """Return the hardware of this machine."""
-    found = _Found()
+    gpus: tuple[GPU, ...] = ()
+    why = driver = ""
+    left_out: list[str] = []
     with contextlib.suppress(OSError), contextlib.closing(Library()) as library:
-        found = _detect_with_nvml(library)
+        usable: list[GPU] = []
+        for index in range(library.count()):
+            try:
+                usable.append(_gpu(library, index, index))
+            except Unusable as reason:  # noqa: PERF203 - for each GPU by itself
+                left_out.append(str(reason))
+        gpus, why = choose_visible(usable, os.environ.get(CUDA_VARIABLE), functools.partial(_find_slice, library))
+        driver = library.driver()
     # A look at torch's files takes a quarter of all that a launch does before it asks for processes.
-    platform = torch_platform() if found.gpus or has_driver() else ""
+    platform, _ = torch_build() if gpus or has_driver() else ("", "")
     if platform == "hip":
-        found = _Found(detect_with_torch())
-    gpus, why = found.gpus, found.problem
+        gpus, why, driver, left_out = detect_with_torch(), "", "", []
     if not gpus:
-        why = why or "no GPU found" + "".join(f" ({reason})" for reason in found.left_out[:1])
+        why = why or "no GPU found" + "".join(f" ({reason})" for reason in left_out[:1])
         if "TPU_NAME" in os.environ or os.environ.get("PJRT_DEVICE") == "TPU":
             why += " (a TPU is asked for by TPU_NAME or PJRT_DEVICE, and TPUs are not supported)"
     elif not platform:
         why = f"{plural(len(gpus), 'GPU')} found, but this torch is built without CUDA"
     return Machine(
-        num_cores=_num_cores(),
+        num_cores=max(1, math.ceil(min(len(os.sched_getaffinity(0)), _cgroup_quota()))),
         gpus=gpus,
         why_no_gpu=why,
-        left_out=found.left_out,
-        driver=found.driver,
+        left_out=tuple(left_out),
+        driver=driver,
         variable=ROCM_VARIABLE if platform == "hip" else CUDA_VARIABLE,
     )
-
-
-def _num_cores() -> int:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, math.ceil(min(cores, _cgroup_quota())))
 
 
 def _cgroup_quota() -> float:
@@ -351,36 +344,16 @@ def _cgroup_quota() -> float:
     return math.inf
 
 
-def torch_platform() -> str:
-    """Return `cuda` or `hip`, for which torch is built; empty for neither."""
+def torch_build() -> tuple[str, str]:
+    """Return `cuda` or `hip`, for which torch is built, and the version of it; empty for neither."""
     # Read from torch's file, because the kernel may not have imported torch and need not.
     with contextlib.suppress(ImportError, ValueError, OSError):
         spec = importlib.util.find_spec("torch")
         if spec is not None and spec.origin is not None:
             text = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8")
-            found = re.search(r"^(cuda|hip)\b[^=\n]*= *'", text, re.MULTILINE)
-            return "" if found is None else found[1]
-    return ""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Found:
-    gpus: tuple[GPU, ...] = ()
-    problem: str = ""
-    left_out: tuple[str, ...] = ()
-    driver: str = ""
-
-
-def _detect_with_nvml(library: Library) -> _Found:
-    gpus: list[GPU] = []
-    left_out: list[str] = []
-    for index in range(library.count()):
-        try:
-            gpus.append(_gpu(library, index, index))
-        except Unusable as reason:  # noqa: PERF203 - for each GPU by itself
-            left_out.append(str(reason))
-    choice = choose_visible(gpus, os.environ.get(CUDA_VARIABLE), functools.partial(_find_slice, library))
-    return _Found(choice.gpus, choice.problem, tuple(left_out), library.driver())
+            found = re.search(r"^(cuda|hip)\b[^=\n]*= *'([^']*)", text, re.MULTILINE)
+            return ("", "") if found is None else (found[1], found[2])
+    return "", ""
 
 
 def _gpu(library: Library, key: int | str, index: int) -> GPU:

@@ -132,7 +132,7 @@ def test_summary_names_the_hardware_and_the_chosen_options(make: Any) -> None:
     assert ", 2 threads, " in make(machine(2), num_processes=1).summary
 
 
-def found(variable: str | None) -> devices.Choice:
+def found(variable: str | None) -> tuple[tuple[GPU, ...], str]:
     """Return which of three GPUs and one slice a value of `CUDA_VISIBLE_DEVICES` shows."""
     gpus = [GPU(index=at, name="", total_memory=0, free_memory=0, uuid=f"GPU-{'abc'[at]}") for at in range(3)]
 
@@ -160,14 +160,12 @@ def found(variable: str | None) -> devices.Choice:
     ],
 )
 def test_visible_gpus_follow_cudas_rule_and_keep_the_users_names(variable: str | None, expected: list[str]) -> None:
-    assert [gpu.selector for gpu in found(variable).gpus] == expected
+    assert [gpu.selector for gpu in found(variable)[0]] == expected
 
 
 @pytest.mark.parametrize("variable", ["0,0", "GPU-a,GPU-a", "MIG-x,MIG-x"])
 def test_gpu_that_is_named_twice_hides_all(variable: str) -> None:
-    assert found(variable) == devices.Choice(
-        (), f"CUDA_VISIBLE_DEVICES={variable!r} names a GPU twice, which hides all of them"
-    )
+    assert found(variable) == ((), f"CUDA_VISIBLE_DEVICES={variable!r} names a GPU twice, which hides all of them")
 
 
 def slices(num: int) -> Machine:

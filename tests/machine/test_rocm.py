@@ -45,7 +45,7 @@ def test_gpus_are_counted_in_a_process_of_their_own_and_named_as_the_user_did(
 ) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(devices, "torch_platform", lambda: "hip")
+    monkeypatch.setattr(devices, "torch_build", lambda: ("hip", "6.2"))
     machine = devices.detect()
     assert driver.exists()
     assert [gpu.selector for gpu in machine.gpus] == selectors
