@@ -47,7 +47,7 @@ class Results(Sequence[Any]):
     value could not travel to the notebook, with the exception that prevented this as its cause. `results.returned` maps
     the other ranks to their values.
 
-    Runs make results. The arguments that are not described here are properties of the same name.
+    Runs make results. The arguments that are not described here are attributes of the same name.
 
     Args:
         values: By rank that returned: its value.
@@ -76,13 +76,20 @@ class Results(Sequence[Any]):
     ) -> None:
         self._values = dict(values)
         self._num_processes = num_processes
-        self._ranks = tuple(ranks)
-        self._failures = tuple(failures)
-        self._seconds = seconds
-        self._seed = seed
-        self._restarts = restarts
-        self._stopped_by = stopped_by
-        self._timed_out = timed_out
+        self.ranks: tuple[RankSummary, ...] = Listed(ranks)
+        """A summary of each rank."""
+        self.failures: tuple[Failure, ...] = Listed(failures)
+        """The failure of each rank that failed, the culprit first; empty after a success."""
+        self.seconds = seconds
+        """Seconds from the launch to the end of the last rank."""
+        self.seed = seed
+        """The seed of the launch; None: its ranks began with the random states of the kernel."""
+        self.restarts = restarts
+        """Number of times that all ranks were started again."""
+        self.stopped_by = stopped_by
+        """The last rung that a stop needed ("ask", "interrupt", "terminate", "kill"); None: no stop."""
+        self.timed_out = timed_out
+        """True if the run exceeded its `timeout` or `idle_timeout`."""
         self._called_ranks = tuple(range(num_processes) if called_ranks is None else called_ranks)
         self._unsent = dict(unsent or {})
         self.folder = folder
@@ -96,41 +103,6 @@ class Results(Sequence[Any]):
     def returned(self) -> dict[int, Any]:
         """The values of the ranks that returned."""
         return dict(self._values)
-
-    @property
-    def ranks(self) -> tuple[RankSummary, ...]:
-        """A summary of each rank."""
-        return Listed(self._ranks)
-
-    @property
-    def failures(self) -> tuple[Failure, ...]:
-        """The failure of each rank that failed, the culprit first; empty after a success."""
-        return Listed(self._failures)
-
-    @property
-    def seconds(self) -> float:
-        """Seconds from the launch to the end of the last rank."""
-        return self._seconds
-
-    @property
-    def seed(self) -> int | None:
-        """The seed of the launch; None: its ranks began with the random states of the kernel."""
-        return self._seed
-
-    @property
-    def restarts(self) -> int:
-        """Number of times that all ranks were started again."""
-        return self._restarts
-
-    @property
-    def stopped_by(self) -> str | None:
-        """The last rung that a stop needed ("ask", "interrupt", "terminate", "kill"); None: no stop."""
-        return self._stopped_by
-
-    @property
-    def timed_out(self) -> bool:
-        """True if the run exceeded its `timeout` or `idle_timeout`."""
-        return self._timed_out
 
     @property
     def unsent(self) -> dict[int, str]:
@@ -148,7 +120,7 @@ class Results(Sequence[Any]):
             MissingResultError, ReturnValueError: A rank that took part has no value.
             TypeError, ValueError: The values have no mean, or their structures differ.
         """
-        return mean(self._all_values())
+        return _combined({rank: self[rank] for rank in self._called_ranks}, "result", _mean_of_leaves)
 
     def concat(self) -> Any:
         """Return the ranks' tensors, arrays, tables or lists one after another, in rank order; in dicts by key.
@@ -160,7 +132,8 @@ class Results(Sequence[Any]):
             TypeError: The ranks returned values of different types.
             ValueError: Dicts have different keys, or tensors have shapes that do not fit together.
         """
-        return concatenated(self._all_values())
+        values = {rank: self[rank] for rank in self._called_ranks}
+        return _combined(values, "result", _joined, into_sequences=False)
 
     def to_pandas(self) -> Any:
         """Return a `pandas.DataFrame` with a row for each rank that returned.
@@ -168,11 +141,16 @@ class Results(Sequence[Any]):
         Columns are the keys of dicts or the fields of dataclasses, else one column `value`, and the last value of
         each metric. If every rank returned a table, these stand below each other, with the rank in the index.
         """
-        metrics = {row.rank: row.metrics for row in self._ranks}
-        return table(dict(sorted(self._values.items())), metrics)
-
-    def _all_values(self) -> dict[int, Any]:
-        return {rank: self[rank] for rank in self._called_ranks}
+        try:
+            pd: Any = importlib.import_module("pandas")
+        except ImportError as error:
+            raise ImportError("Results.to_pandas() needs pandas. Type %pip install pandas.") from error
+        values = dict(sorted(self._values.items()))
+        if values and all(isinstance(value, (pd.DataFrame, pd.Series)) for value in values.values()):
+            return pd.concat(values, names=["rank"])
+        metrics = {row.rank: row.metrics for row in self.ranks}
+        rows = [{**_columns(value), **metrics.get(rank, {})} for rank, value in values.items()]
+        return pd.DataFrame(rows, index=pd.Index(list(values), name="rank"))
 
     def short(self, rank: int) -> str:
         """Return one short line for the value of a rank; empty if the rank has no value."""
@@ -180,7 +158,7 @@ class Results(Sequence[Any]):
 
     def summary_of(self, rank: int) -> RankSummary | None:
         """Return the summary of a rank; None if there is none."""
-        return next((summary for summary in self._ranks if summary.rank == rank), None)
+        return next((summary for summary in self.ranks if summary.rank == rank), None)
 
     def __len__(self) -> int:
         return self._num_processes
@@ -221,7 +199,7 @@ class Results(Sequence[Any]):
             return f"rank {rank}: {self._unsent[rank]}"
         if rank not in self._called_ranks:
             return f"rank {rank} returned nothing: only {rank_list(self._called_ranks)} ran this"
-        for failure in self._failures:
+        for failure in self.failures:
             if failure.rank == rank:
                 return f"rank {rank} returned nothing: {failure.summary}"
         return f"rank {rank} returned nothing: it was stopped"
@@ -252,21 +230,21 @@ class Results(Sequence[Any]):
     def _is_empty(self) -> bool:
         """Return True if every rank returned None and reported no metrics."""
         returned_none = len(self._values) == len(self) and all(value is None for value in self._values.values())
-        return returned_none and not any(row.metrics for row in self._ranks)
+        return returned_none and not any(row.metrics for row in self.ranks)
 
     def _headline(self) -> str:
         is_part = len(self._called_ranks) < len(self)
         text = f"Results of {rank_list(self._called_ranks) if is_part else plural(len(self), 'rank')}"
-        if self._restarts:
-            text += f", restarted {plural(self._restarts, 'time')}"
-        if self._timed_out:
+        if self.restarts:
+            text += f", restarted {plural(self.restarts, 'time')}"
+        if self.timed_out:
             text += ", timed out"
-        if self._stopped_by is not None:
-            text += f", stopped ({self._stopped_by})"
+        if self.stopped_by is not None:
+            text += f", stopped ({self.stopped_by})"
         return text
 
     def _rows(self) -> Sequence[RankSummary]:
-        return self._ranks or [
+        return self.ranks or [
             RankSummary(rank=rank, state="unknown", seconds=None, peak_memory=None) for rank in self._called_ranks
         ]
 
@@ -304,32 +282,9 @@ class _Short(reprlib.Repr):
 # Values of several ranks combined into one: their mean, their concatenation, a table.
 
 
-INSTALL = "Results.to_pandas() needs pandas. Type %pip install pandas."
 REMEDY = "Return values of one structure from every rank, or take the values one by one: list(results)."
 LIBRARIES = ("torch", "numpy", "pandas")
 """Packages whose values with dimensions can be put one after another."""
-
-
-def mean(values: Mapping[int, Any]) -> Any:
-    """Return the mean of the ranks' numbers, tensors or arrays, also inside equal dicts, lists and tuples."""
-    return _combined(values, "result", _mean_of_leaves)
-
-
-def concatenated(values: Mapping[int, Any]) -> Any:
-    """Return tensors, arrays, tables, lists or tuples one after another; numbers as a list; dicts by key."""
-    return _combined(values, "result", _joined, into_sequences=False)
-
-
-def table(values: Mapping[int, Any], metrics: Mapping[int, Mapping[str, float]]) -> Any:
-    """Return a `pandas.DataFrame` with a row for each rank, or the ranks' own tables below each other."""
-    try:
-        pd: Any = importlib.import_module("pandas")
-    except ImportError as error:
-        raise ImportError(INSTALL) from error
-    if values and all(isinstance(value, (pd.DataFrame, pd.Series)) for value in values.values()):
-        return pd.concat(dict(values), names=["rank"])
-    rows = [{**_columns(value), **metrics.get(rank, {})} for rank, value in values.items()]
-    return pd.DataFrame(rows, index=pd.Index(list(values), name="rank"))
 
 
 def _columns(value: Any) -> dict[str, Any]:
@@ -349,25 +304,35 @@ def _combined(
     *,
     into_sequences: bool = True,
 ) -> Any:
+    """Return the ranks' values combined, by key inside equal mappings, and by item inside equal lists and tuples."""
     first = next(iter(values.values()))
     _check_equal(values, _structure, _kind, TypeError(f"{path} has different types on the ranks"))
     if isinstance(first, Mapping):
-        _check_equal(values, set, _names_of_keys, ValueError(f"{path} has different keys on the ranks"))
-        return {
-            key: _combined(_items(values, key), f"{path}[{key!r}]", combine, into_sequences=into_sequences)
-            for key in first
-        }
-    if into_sequences and isinstance(first, (list, tuple)):
+
+        def names(value: Mapping[Any, Any]) -> str:
+            return one_line(f"[{', '.join(sorted(map(repr, value)))}]")
+
+        _check_equal(values, set, names, ValueError(f"{path} has different keys on the ranks"))
+        keys: Any = first
+    elif into_sequences and isinstance(first, (list, tuple)):
         _check_equal(
-            values, len, lambda value: f"{len(value)}", ValueError(f"{path} has different lengths on the ranks")
+            values, len, lambda value: str(len(value)), ValueError(f"{path} has different lengths on the ranks")
         )
-        items = [_combined(_items(values, at), f"{path}[{at}]", combine) for at in range(len(first))]
-        return type(first)(*items) if hasattr(first, "_fields") else type(first)(items)
-    return combine(values, path)
-
-
-def _items(values: Mapping[int, Any], key: Any) -> dict[int, Any]:
-    return {rank: value[key] for rank, value in values.items()}
+        keys = range(len(first))
+    else:
+        return combine(values, path)
+    items = {
+        key: _combined(
+            {rank: value[key] for rank, value in values.items()},
+            f"{path}[{key!r}]",
+            combine,
+            into_sequences=into_sequences,
+        )
+        for key in keys
+    }
+    if isinstance(first, Mapping):
+        return items
+    return type(first)(*items.values()) if hasattr(first, "_fields") else type(first)(items.values())
 
 
 def _structure(value: Any) -> Any:
@@ -375,12 +340,6 @@ def _structure(value: Any) -> Any:
     if isinstance(value, Mapping):
         return Mapping
     return type(value) if isinstance(value, (list, tuple)) else None
-
-
-def _container(value: Any) -> Any:
-    """Return what a value is for `concat`; None: an item by itself."""
-    library = type(value).__module__.partition(".")[0]
-    return library if library in LIBRARIES and getattr(value, "ndim", None) else _structure(value)
 
 
 def _check_equal(
@@ -405,10 +364,6 @@ def _kind(value: Any) -> str:
     return f"{type(value).__name__}{'' if shape is None else shape}"
 
 
-def _names_of_keys(value: Mapping[Any, Any]) -> str:
-    return one_line(f"[{', '.join(sorted(map(repr, value)))}]")
-
-
 def _mean_of_leaves(values: Mapping[int, Any], path: str) -> Any:
     first, *others = values.values()
     try:
@@ -421,16 +376,18 @@ def _mean_of_leaves(values: Mapping[int, Any], path: str) -> Any:
         msg = f"{path} has no mean: {given}. Return numbers, tensors or dicts of them."
         raise for_caller(TypeError(msg)) from error
     # Shapes that fit by broadcasting would give a mean that no rank's value has the shape of.
-    _check_equal(values, _dimensions, _kind, ValueError(f"{path} has different shapes on the ranks"))
+    different = ValueError(f"{path} has different shapes on the ranks")
+    _check_equal(values, lambda value: shape_of(value) or (), _kind, different)
     return average
 
 
-def _dimensions(value: Any) -> tuple[Any, ...]:
-    return shape_of(value) or ()
-
-
 def _joined(values: Mapping[int, Any], path: str) -> Any:
-    _check_equal(values, _container, _kind, TypeError(f"{path} cannot be joined: its types differ"))
+    def container(value: Any) -> Any:
+        """Return the library of a value with dimensions, or its type of structure; None: an item by itself."""
+        library = type(value).__module__.partition(".")[0]
+        return library if library in LIBRARIES and getattr(value, "ndim", None) else _structure(value)
+
+    _check_equal(values, container, _kind, TypeError(f"{path} cannot be joined: its types differ"))
     try:
         return _end_to_end(list(values.values()))
     except (TypeError, ValueError, RuntimeError) as error:
@@ -444,15 +401,14 @@ def _joined(values: Mapping[int, Any], path: str) -> Any:
 
 def _end_to_end(values: Sequence[Any]) -> Any:
     first = values[0]
-    library = type(first).__module__.partition(".")[0]
-    if library == "torch" and hasattr(first, "ndim"):
-        torch: Any = sys.modules["torch"]
-        return torch.cat(values) if first.ndim else torch.stack(values)
-    if library == "numpy":
-        np: Any = sys.modules["numpy"]
-        return np.concatenate(values) if getattr(first, "ndim", 0) else np.array(values)
-    if library == "pandas":
-        return sys.modules["pandas"].concat(values)
+    name = type(first).__module__.partition(".")[0]
+    library: Any = sys.modules.get(name)
+    if name == "torch" and hasattr(first, "ndim"):
+        return library.cat(values) if first.ndim else library.stack(values)
+    if name == "numpy":
+        return library.concatenate(values) if getattr(first, "ndim", 0) else library.array(values)
+    if name == "pandas":
+        return library.concat(values)
     if isinstance(first, (list, tuple)):
         return type(first)(item for value in values for item in value)
     return list(values)
