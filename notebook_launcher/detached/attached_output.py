@@ -17,7 +17,7 @@ from notebook_launcher.detached.requests import AnswerQuestion, Follow
 from notebook_launcher.errors import CallOrderError
 from notebook_launcher.history.run_folders import SOCKET
 from notebook_launcher.kernel.display.questions import ask, why_no_answers
-from notebook_launcher.kernel.display.sink import make_sink
+from notebook_launcher.kernel.display.sink import ShownOutput, make_sink
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -26,14 +26,13 @@ if TYPE_CHECKING:
     from notebook_launcher.config import LaunchConfig
     from notebook_launcher.detached.requests import Entry, News, PendingQuestion
     from notebook_launcher.kernel.calls.call_scope import TakesDisplay
-    from notebook_launcher.kernel.display.sink import Sink
 
 
 PATIENCE = 0.5
 """Seconds after which the host answers even if there is no output, which bounds the age of the line of progress."""
 
 
-class AttachedOutput:
+class AttachedOutput(ShownOutput):
     """Shows the journal of a run's host. Create it in the thread whose cell gets the output."""
 
     def __init__(
@@ -45,30 +44,14 @@ class AttachedOutput:
         *,
         socket_name: str = SOCKET,
     ) -> None:
+        super().__init__(make_sink(), config)
         self._folder = folder
         self._socket_name = socket_name
         self._displays = displays
-        self.sink: Sink = make_sink()
-        """The cell or terminal that gets the output."""
-        self._has_headlines = config.output != "none"
-        self._shows_progress = config.monitor is not False and self._has_headlines and not self.sink.has_audience
-        """True if a line of progress is wanted, because no view shows the progress."""
-        self._picture_from = math.inf
-        """Earliest time, by `time.monotonic()`, at which a picture instead of a line shows the end of the run."""
-        self.last_line = ""
-        """The run's last line, if the picture is to show it."""
         self.is_raised = False
         """True if the cell raises the exception with which the run fails."""
         self._from = -math.inf if since is None else time.time() - since
         self._is_detached = False
-
-    def show_progress(self, *, on: bool) -> None:
-        """Show a line of progress from now on, because no view shows the progress; or show none."""
-        self._shows_progress = on
-
-    def use_picture_from(self, moment: float) -> None:
-        """Show the end of the run by a picture instead of a line, from a time by `time.monotonic()` on."""
-        self._picture_from = moment
 
     def follow(self, questions: AttachedQuestions) -> None:
         """Show what comes until the run is over or its host is gone; call it in a thread."""
@@ -89,7 +72,7 @@ class AttachedOutput:
         for entry in news.entries:
             if entry.time >= self._from:
                 self._show(entry)
-        self.sink.status(news.status if self._shows_progress else "")
+        self.sink.status(news.status if self.shows_progress else "")
         return news.position
 
     def _show(self, entry: Entry) -> None:
@@ -113,9 +96,9 @@ class AttachedOutput:
 
     def end(self, line: str) -> None:
         """Show the run's last line, or leave it to the picture."""
-        if self._is_detached or not self._has_headlines:
+        if self._is_detached or not self.has_headlines:
             line = ""
-        if line and time.monotonic() < self._picture_from:
+        if line and time.monotonic() < self.picture_from:
             self.say(line)
         else:
             self.last_line = line

@@ -94,7 +94,7 @@ class HostedRun:
         hosting = self._hosting(source, environment)
         conduct = RunConduct(ranks, OutgoingCall(None, parcel), scope, hosting, Latch())
         conduct.announce()
-        conduct.data.output.use_picture_from(0.0)  # The last line goes to the clients, beside the outcome.
+        conduct.data.output.picture_from = 0.0  # The last line goes to the clients, beside the outcome.
         self._questions.connect(self._journal.asked, conduct.command, conduct.waits_for)
         try:
             self.folder = conduct.make_folder()

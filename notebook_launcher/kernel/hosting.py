@@ -50,14 +50,7 @@ class Hosting:
 
     @classmethod
     def of_kernel(cls, function: object, config: LaunchConfig, questions: TakesQuestions, *, in_cell: bool) -> Hosting:
-        """Return the hosting of this kernel, in the thread whose cell gets the output.
-
-        Args:
-            function: The function of the run.
-            config: The run's options.
-            questions: Takes what ranks ask the user.
-            in_cell: True if a cell waits for the run.
-        """
+        """Return the hosting of this kernel, in the thread whose cell gets the output; `in_cell`: a cell waits."""
         return cls(
             sink=make_sink(),
             take_value=travel.unpack_value,

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from notebook_launcher.engines.engine import Event, SupervisorLost
 from notebook_launcher.engines.fork_server_handle import start_here
-from notebook_launcher.kernel.calls import checks
 from notebook_launcher.kernel.calls.call_scope import AddedFolders
 from notebook_launcher.kernel.comms.rank_comms import RankComms
 from notebook_launcher.messaging import messages
@@ -16,7 +15,7 @@ from notebook_launcher.wording import rank_list
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from notebook_launcher.engines.engine import Engine, Tree
+    from notebook_launcher.engines.engine import Tree
     from notebook_launcher.kernel.calls.call_scope import CallScope
     from notebook_launcher.kernel.plan import Plan
     from notebook_launcher.kernel.run.attempt import Attempt
@@ -27,13 +26,14 @@ TICK = 0.1
 
 
 class Ranks:
-    """The ranks that serve one run, or all runs of a session; its attributes are written by its own methods alone."""
+    """The ranks that serve one run, or all runs of a session; `plan` and `engine` change if nodes are lost."""
 
     def __init__(self, plan: Plan, *, many_calls: bool) -> None:
         self.plan = plan
         """The options, resolved against the machine."""
         self.engine = plan.config.engine
-        """The machines of the ranks; fewer than the options name once some are gone for good."""
+        """The machines of the ranks; fewer than the options name once some are gone for good. `close` closes an engine
+        that is not the options' own."""
         self.many_calls = many_calls
         """True for a session: the ranks wait for further calls."""
         self.tree: Tree | None = None
@@ -59,22 +59,10 @@ class Ranks:
         """True if the ranks are up and have served a call."""
         return self.tree is not None and self._call_id > 0
 
-    def adapt_to_fork(self) -> None:
-        """Change the plan to one that works in a fork of this process; raises `ConfigError` if none does."""
-        self.plan = checks.adapt(self.plan)
-
     def announce_once(self) -> bool:
         """Return True for the first run of these ranks, whose output begins with a line about ranks and devices."""
         is_first, self._is_announced = not self._is_announced, True
         return is_first
-
-    def move_to(self, engine: Engine) -> None:
-        """Start on these machines from now on; `close` closes an engine that is not the options' own."""
-        self.engine = engine
-
-    def follow(self, plan: Plan) -> None:
-        """Start by this plan from now on."""
-        self.plan = plan
 
     def start(self, call: FunctionCall | None = None) -> None:
         """Start the processes unless they are up; raises `ResourceError` if the machine cannot hold them."""
@@ -153,8 +141,7 @@ class Ranks:
     def close(self, deadline: Callable[[], float] | None = None) -> None:
         """Kill remaining processes and release all descriptors; idempotent. Call it again after an interrupt.
 
-        Args:
-            deadline: As in `ProcessTree.close`.
+        `deadline` is as in `ProcessTree.close`.
         """
         self.comms.close()
         tree, self.tree = self.tree, None
@@ -169,12 +156,7 @@ class Ranks:
 
 
 def describe_restart(ranks: Sequence[int], *, stopped_in_nccl: bool) -> str:
-    """Return the notice that these ranks of a session were replaced.
-
-    Args:
-        ranks: Those ranks.
-        stopped_in_nccl: True if the run was stopped, and its group is NCCL's.
-    """
+    """Return the notice that these ranks of a session were replaced, perhaps after a stop in a group of NCCL's."""
     were, them = ("was", "it") if len(ranks) == 1 else ("were", "them")
     text = f"{rank_list(ranks)} had died and {were} restarted; variables of earlier runs are gone on {them}"
     if stopped_in_nccl:

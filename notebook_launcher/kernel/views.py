@@ -10,7 +10,7 @@ import contextlib
 import math
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.history.curves import Curves
 from notebook_launcher.kernel.comms.tap import poll_tap
@@ -20,7 +20,7 @@ from notebook_launcher.kernel.run.snapshots import QUIET
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from notebook_launcher.kernel.display.sink import Sink
+    from notebook_launcher.kernel.display.sink import ShownOutput, Sink
     from notebook_launcher.kernel.run.handle import AnyRun
 
 HELLO_WITHIN = 3.0
@@ -36,34 +36,13 @@ DRAWING_BUDGET = 5.0
 """Longest wait in seconds for the picture of a run that is over."""
 
 
-class ShownOutput(Protocol):
-    """Protocol of the output beside a view."""
-
-    last_line: str
-    """The run's last line, if the picture is to show it."""
-
-    @property
-    def sink(self) -> Sink:
-        """The cell or terminal that gets the output."""
-
-    def show_progress(self, *, on: bool) -> None:
-        """Show a line of progress from now on, because no view shows the progress; or show none."""
-
-    def use_picture_from(self, moment: float) -> None:
-        """Show the end of the run by a picture instead of a line, from a time by `time.monotonic()` on."""
-
-
 class RunView:
     """The view that a run shows by itself. The thread that waits for the run drives it, in steps that do not block.
 
     In a front end that draws widgets, the view is the monitor while the run lasts. At the end it is a picture in the
     same place. If no front end answers, there is a line of progress instead, and a picture below the ranks' output.
 
-    Args:
-        run: The run.
-        output: The run's output.
-        is_raised: True if the cell raises the exception with which the run fails.
-        is_hidden: True for no view at all.
+    `is_raised`: the cell raises the exception with which the run fails. `is_hidden`: there is no view at all.
     """
 
     def __init__(self, run: AnyRun, output: ShownOutput, *, is_raised: bool, is_hidden: bool = False) -> None:
@@ -83,7 +62,7 @@ class RunView:
         )
         self.is_wanted = self._wants_monitor or (sink.is_cell and config.monitor == "auto" and not self._is_quiet)
         if self.is_wanted:
-            output.use_picture_from(self._began + QUIET)
+            output.picture_from = self._began + QUIET
 
     def step(self) -> float | None:
         """Do what is due; return the seconds until there is more to do, None if there is nothing more."""
@@ -102,10 +81,11 @@ class RunView:
             return None
         is_unseen = not self._monitor.was_seen
         is_late = is_unseen and seconds > QUIET + HELLO_WITHIN
-        self._output.show_progress(on=is_late and not self._is_quiet)
+        self._output.shows_progress = is_late and not self._is_quiet
         if is_late and not self._told_undrawn:
             self._told_undrawn = True
-            if _is_vscode(self._output.sink.message) and not self._is_quiet:
+            cell = (self._output.sink.message or {}).get("metadata", {}).get("cellId", "")
+            if str(cell).startswith(VSCODE) and not self._is_quiet:
                 self._output.sink.text("stdout", f"{UNDRAWN}\n")
         poll: float | None = self._monitor.poll()
         return HELLO_CHECK if poll is None and is_unseen else poll
@@ -126,7 +106,7 @@ class RunView:
                     self._monitor = auto.show(self._run, self._output.sink)
         except Exception as error:  # a view that cannot be shown must not end the run
             self._wants_monitor = False
-            self._output.show_progress(on=not self._is_quiet)
+            self._output.shows_progress = not self._is_quiet
             self._output.sink.text("stderr", f"no monitor: {type(error).__name__}: {error}\n")
 
     def _leave_picture(self, line: str, key: str) -> None:
@@ -149,10 +129,6 @@ class RunView:
         sink.flush()
 
 
-def _is_vscode(message: Any) -> bool:
-    return str((message or {}).get("metadata", {}).get("cellId", "")).startswith(VSCODE)
-
-
 def watch(run: AnyRun, output: ShownOutput) -> LateView | None:
     """Show the view of a run for which no cell waits, from a thread that ends with the run.
 
@@ -166,7 +142,7 @@ def watch(run: AnyRun, output: ShownOutput) -> LateView | None:
         try:
             thread.start()
         except RuntimeError:  # There is no room for a thread. The run continues without a view.
-            output.use_picture_from(math.inf)
+            output.picture_from = math.inf
             thread = None
     return LateView(output.sink, thread) if is_held else None
 
@@ -174,9 +150,7 @@ def watch(run: AnyRun, output: ShownOutput) -> LateView | None:
 class LateView:
     """The output and the view of a run that goes on after its cell is seen no more, for a later cell that waits for it.
 
-    Args:
-        sink: The sink of the run's output.
-        thread: The thread that shows the view; None: there is no view.
+    `thread` shows the view; None: there is no view.
     """
 
     def __init__(self, sink: Sink, thread: threading.Thread | None) -> None:

@@ -82,12 +82,8 @@ def check_call(
 ) -> FunctionCall:
     """Return the call of a function with the arguments of a launcher; raises `ConfigError` if it cannot work.
 
-    Args:
-        function: The function as given to the launcher.
-        args: Positional arguments of the function.
-        kwargs: Keyword arguments of the function.
-        launcher: The beginning of the launcher's call, as an error shows it: `notebook_launch(fn, 2`.
-        steps: Code that each rank runs before the function.
+    `launcher`: the beginning of the launcher's call, as an error shows it: `notebook_launch(fn, 2`. `steps`: code that
+    each rank runs before the function.
     """
     from notebook_launcher.travel import FunctionCall
 
@@ -283,10 +279,7 @@ def _ask_child() -> bytes:
     answers = b""
     try:
         budget = BUDGET if _loaded_driver() is None else DRIVER_BUDGET
-        while select.select([reader], [], [], budget)[0]:
-            chunk = os.read(reader, 16)
-            if not chunk:
-                break
+        while select.select([reader], [], [], budget)[0] and (chunk := os.read(reader, 16)):
             answers += chunk
             budget = BUDGET  # The driver answers first.
     finally:
@@ -302,8 +295,11 @@ def _answer(writer: int) -> None:
         signal.set_wakeup_fd(-1)
         import torch
 
-        # torch sets this in a forked child, and nowhere else.
-        poisoned = torch.cuda._is_in_bad_fork() or _driver_refuses()  # noqa: SLF001
+        # torch sets this in a forked child, and nowhere else. It sees only what it did itself, not CuPy or JAX; the
+        # driver refuses (CUDA_ERROR_NOT_INITIALIZED) where the parent had initialised it by whatever library.
+        driver = _loaded_driver()
+        refuses = driver is not None and driver.cuInit(0) != CUDA_SUCCESS
+        poisoned = torch.cuda._is_in_bad_fork() or refuses  # noqa: SLF001
         os.write(writer, CUDA_POISONED if poisoned else CUDA_CLEAN)
         # Large enough that torch splits it among threads (32,768 elements an intra-op grain).
         torch.ones(1 << 18).add_(1)
@@ -318,16 +314,6 @@ def _loaded_driver() -> ctypes.CDLL | None:
         return ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD)
     except OSError:
         return None
-
-
-def _driver_refuses() -> bool:
-    """Return True if the driver does not work in this forked child.
-
-    It refuses (CUDA_ERROR_NOT_INITIALIZED) where the parent had initialised it, by whatever library: torch sees only
-    what it did itself, not CuPy or JAX.
-    """
-    driver = _loaded_driver()
-    return driver is not None and driver.cuInit(0) != CUDA_SUCCESS
 
 
 # --------------------------------------------------------------------------------------------------------------------

@@ -40,11 +40,8 @@ class Origin:
     """The files of a run's folder about the origin of the run.
 
     Git compares the working tree with the commit in a process of its own, because that takes 12 ms, and 160 ms among
-    20,000 files, during which the ranks' records would wait. It begins when it is first asked for.
-
-    Args:
-        source: Result of `source_of` for the function, in the kernel that launched it; empty if it has none.
-        environment: Result of `describe_environment` in that kernel.
+    20,000 files, during which the ranks' records would wait. It begins when it is first asked for. `source` and
+    `environment` are the results of `source_with_needs` and `describe_environment` in the kernel that launched.
     """
 
     def __init__(self, source: str, environment: Mapping[str, Any]) -> None:
@@ -77,7 +74,9 @@ class Origin:
 
 def describe_environment() -> dict[str, Any]:
     """Return versions, git commit, working directory and variables that change a launch; no secrets."""
-    cwd = _cwd()
+    cwd = ""
+    with contextlib.suppress(OSError):  # The working directory was deleted.
+        cwd = os.getcwd()
     variables = {k: v for k, v in sorted(os.environ.items()) if VARIABLES.fullmatch(k) and not is_secret(k, v)}
     return {
         "python": platform.python_version(),
@@ -88,12 +87,6 @@ def describe_environment() -> dict[str, Any]:
         "git": git_commit(Path(cwd)) if cwd else {},
         "variables": variables,
     }
-
-
-def _cwd() -> str:
-    with contextlib.suppress(OSError):  # The working directory was deleted.
-        return os.getcwd()
-    return ""
 
 
 def source_with_needs(function: Any) -> str:

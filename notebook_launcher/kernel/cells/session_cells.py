@@ -42,7 +42,6 @@ RankChoice: TypeAlias = "int | str | Iterable[int] | None"
 """Ranks as people name them: 2, [0, 2], "0,2", "1-3"; None or "all": all ranks."""
 
 CELLS = "notebook_launcher.processes.notebook.rank_cells"
-NAMES = "notebook_launcher.processes.notebook.rank_cells"
 PUSHED = re.compile(r"\bargs\[0\](?:\[\d+\])?\['(\w+)'\]")
 """Path of a pushed variable in the arguments of the call that pushes it."""
 MAX_CODE = 80
@@ -135,9 +134,9 @@ class SessionCells(ABC):
         """Run code as `%%ranks` does, which calls this method: `execute` with the values shown.
 
         Args:
-            code: The code.
-            ranks: The ranks that run it.
-            push: Values of the notebook for the ranks.
+            code: As for `execute`, and so are `ranks` and `push`.
+            ranks: See above.
+            push: See above.
             pulls: True to return the values instead of showing them.
             is_quiet: True to show no values.
             display: The rank whose tables and figures are shown, or "all"; None: the first rank.
@@ -163,7 +162,7 @@ class SessionCells(ABC):
             pulls=pulls,
         )
         try:
-            results = self._call_in_ranks(CELLS, "run_cell", request, ranks=members, code=code, panels=panels)
+            results = self._call_in_ranks("run_cell", request, ranks=members, code=code, panels=panels)
         except NameError as error:
             if hint := _push_hint(error):
                 failure_display.add_hint(error, hint)
@@ -176,7 +175,7 @@ class SessionCells(ABC):
             outputs = show_tabs(sink, panels, outputs, running)
         show_values(sink, outputs, num_ranks=len(running), rich_rank=shown)
         if shows_time:
-            sink.print(f"{_durations(results)}\n")
+            sink.print("  ".join(f"[{row.rank}] {format_seconds(row.seconds)}" for row in results.ranks) + "\n")
         return results
 
     def push(self, values: Mapping[str, Any] | None = None, /, *, ranks: RankChoice = None, **named: Any) -> None:
@@ -187,7 +186,7 @@ class SessionCells(ABC):
         if not isinstance(values, (Mapping, types.NoneType)):
             raise ConfigError(f"push({values!r}): pass names and values: session.push(x=1) or push({{'x': 1}}).")
         members = selected_ranks(ranks, self.num_processes)
-        self._call_in_ranks(NAMES, "push", _checked_names({**(values or {}), **named}), ranks=members)
+        self._call_in_ranks("push", _checked_names({**(values or {}), **named}), ranks=members)
 
     def pull(self, *expressions: str, ranks: RankChoice = None) -> Results:
         """Return the value that an expression has on each rank: `session.pull("x")`, `session.pull("model.weight")`.
@@ -205,7 +204,7 @@ class SessionCells(ABC):
             if not isinstance(expression, str):
                 raise ConfigError(f"pull({expression!r}): pass the name as text: session.pull('x').")
         members = selected_ranks(ranks, self.num_processes)
-        return self._call_in_ranks(NAMES, "pull", expressions, ranks=members)
+        return self._call_in_ranks("pull", expressions, ranks=members)
 
     def __getitem__(self, key: str | tuple[str, RankChoice]) -> Any:
         """Return a variable's `Results`: `session["x"]`; of one rank its value: `session["x", 0]`."""
@@ -222,12 +221,12 @@ class SessionCells(ABC):
         """Return True if all ranks have a variable: `"x" in session`; some ranks: `("x", 0) in session`."""
         name, ranks = self._read_key(key)
         members = selected_ranks(ranks, self.num_processes)
-        return all(self._call_in_ranks(NAMES, "has", name, ranks=members).returned.values())
+        return all(self._call_in_ranks("has", name, ranks=members).returned.values())
 
     def __delitem__(self, key: str | tuple[str, RankChoice]) -> None:
         """Remove a variable from all ranks: `del session["x"]`; from some: `del session["x", 0]`."""
         name, ranks = self._read_key(key)
-        self._call_in_ranks(NAMES, "remove", name, ranks=selected_ranks(ranks, self.num_processes))
+        self._call_in_ranks("remove", name, ranks=selected_ranks(ranks, self.num_processes))
 
     def _read_key(self, key: str | tuple[str, RankChoice]) -> tuple[str, RankChoice]:
         """Return the name and the ranks of a key; raises `ConfigError` for a key of several names."""
@@ -251,7 +250,7 @@ class SessionCells(ABC):
 
         Tensors and models of up to 1 GB are compared by their contents.
         """
-        results = self._call_in_ranks(NAMES, "variables", ranks=None)
+        results = self._call_in_ranks("variables", ranks=None)
         return RankVariables(results.returned)
 
     def complete(self, code: str, offset: int) -> list[Completion]:
@@ -278,7 +277,7 @@ class SessionCells(ABC):
         if not self._is_at_rest:
             return None
         scope = CallScope(ranks=(0,), is_brief=True, name=function, arguments={}, displays=RankPanels(None).take)
-        run = self._start(RankFunction(NAMES, function), args, None, in_cell=False, scope=scope)
+        run = self._start(RankFunction(CELLS, function), args, None, in_cell=False, scope=scope)
         if not run.wait(ANSWER_WITHIN):
             run.stop(wait=False)
             return None
@@ -289,7 +288,6 @@ class SessionCells(ABC):
 
     def _call_in_ranks(
         self,
-        module: str,
         function: str,
         *args: Any,
         ranks: tuple[int, ...] | None,
@@ -298,18 +296,16 @@ class SessionCells(ABC):
     ) -> Results:
         """Call a function of this package in the ranks, as a run without first and last line."""
         check_not_in_rank("A cell on ranks" if code else "push, pull or who of a session")
-        arguments = {"code": one_line(code, MAX_CODE)} if code else {}
-        name = "cell" if code else function
         scope = CallScope(
             ranks=ranks,
             is_brief=True,
-            name=name,
-            arguments=arguments,
+            name="cell" if code else function,
+            arguments={"code": one_line(code, MAX_CODE)} if code else {},
             displays=None if panels is None else panels.take,
             widget_ranks=() if panels is None else panels.widget_ranks,
         )
         try:
-            run = self._start(RankFunction(module, function), args, None, in_cell=True, scope=scope)
+            run = self._start(RankFunction(CELLS, function), args, None, in_cell=True, scope=scope)
         except CaptureError as error:
             raise CaptureError(PUSHED.sub(r"\1", str(error))) from None
         return run.wait_in_cell()
@@ -328,11 +324,6 @@ def _push_hint(error: NameError) -> str:
         module = value.__name__ if value.__name__ == name else f"{value.__name__} as {name}"
         return f"{name} is imported in the notebook, but not on the ranks. Write `import {module}` in their cell."
     return f"{name} is defined in the notebook, but not on the ranks. `%%ranks --push {name}` sends it first."
-
-
-def _durations(results: Results) -> str:
-    """Return `[0] 1.2 s  [1] 1.4 s`."""
-    return "  ".join(f"[{row.rank}] {format_seconds(row.seconds)}" for row in results.ranks)
 
 
 def _checked_names(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -414,16 +405,13 @@ def _cells(row: RankVariable) -> tuple[str, ...]:
 def _merged(name: str, by_rank: Mapping[int, Mapping[str, Variable]]) -> RankVariable:
     found = {rank: variables[name] for rank, variables in sorted(by_rank.items()) if name in variables}
     first = next(iter(found.values()))
-    forms = {(variable.type_name, variable.fingerprint) for variable in found.values()}
-    state: Literal["same", "differs", "missing", "unknown"] = (
-        "missing"
-        if len(found) < len(by_rank)
-        else "differs"
-        if len(forms) > 1
-        else "unknown"
-        if first.fingerprint is None
-        else "same"
-    )
+    state: Literal["same", "differs", "missing", "unknown"] = "same"
+    if len(found) < len(by_rank):
+        state = "missing"
+    elif len({(variable.type_name, variable.fingerprint) for variable in found.values()}) > 1:
+        state = "differs"
+    elif first.fingerprint is None:
+        state = "unknown"
     value = first.value if len({variable.value for variable in found.values()}) == 1 else f"{first.value}, ..."
     return RankVariable(name=name, type_name=first.type_name, value=value, ranks=tuple(found), state=state)
 
@@ -456,25 +444,17 @@ def _numbers(ranks: object) -> list[int]:
     items = [ranks] if isinstance(ranks, (int, str)) else list(ranks) if isinstance(ranks, Iterable) else [None]
     numbers: list[int] = []
     for item in items:
-        if isinstance(item, str):
-            numbers += _numbers_in(item, ranks)
-        elif isinstance(item, int) and not isinstance(item, bool):
+        if isinstance(item, int) and not isinstance(item, bool):
             numbers.append(item)
-        else:
-            raise _unclear(ranks)
-    return numbers
-
-
-def _numbers_in(text: str, ranks: object) -> list[int]:
-    numbers: list[int] = []
-    for part in text.replace(" ", "").split(","):
-        match = ITEM.fullmatch(part)
-        if match is None:
-            raise _unclear(ranks)
-        first, last = int(match[1]), int(match[2] or match[1])
-        if last < first:
-            raise ConfigError(f"ranks={ranks!r}: {part} is empty. Did you mean {last}-{first}?")
-        numbers += range(first, last + 1)
+            continue
+        for part in str(item).replace(" ", "").split(","):
+            match = ITEM.fullmatch(part)
+            if match is None or not isinstance(item, str):
+                raise _unclear(ranks)
+            first, last = int(match[1]), int(match[2] or match[1])
+            if last < first:
+                raise ConfigError(f"ranks={ranks!r}: {part} is empty. Did you mean {last}-{first}?")
+            numbers += range(first, last + 1)
     return numbers
 
 
@@ -492,21 +472,22 @@ PLAIN = "text/plain"
 def show_values(
     sink: Sink, outputs: Mapping[int, CellOutput], *, num_ranks: int, rich_rank: int | Literal["all"] | None
 ) -> None:
-    """Show the values of a cell's last expression.
+    """Show the values of a cell's last expression, which `num_ranks` ranks ran; equal ones once.
 
-    Args:
-        sink: The cell, with all earlier output sent.
-        outputs: By rank: the value; ranks without a value are left out.
-        num_ranks: Number of ranks that ran the cell.
-        rich_rank: The rank whose value is shown as HTML or as a picture, if it has such a form; None: none is.
+    Of the rank `rich_rank` the value is shown as HTML or as a picture, if it has such a form.
     """
     rich = outputs.get(rich_rank) if isinstance(rich_rank, int) else None
     if rich is not None and not rich.is_rich:
         rich = None
     # Without rich values all is text, which the cell's own thread may print.
     write = sink.print if rich is None else functools.partial(sink.text, "stdout")
-    for text, ranks in _alike(outputs).items():
-        head = f"[{'all' if len(ranks) == num_ranks > 1 else _short_list(ranks)}]"
+    alike: dict[str, list[int]] = {}
+    for rank, output in sorted(outputs.items()):
+        if output.data:  # A value that displays itself leaves no data.
+            alike.setdefault(str(output.data.get(PLAIN, "")), []).append(rank)
+    for text, ranks in alike.items():
+        short = rank_list(ranks).partition(" ")[2].replace(", ", ",")
+        head = f"[{'all' if len(ranks) == num_ranks > 1 else short}]"
         if rich is not None and rich_rank in ranks:
             write(f"{head}\n")
             sink.display(rich.data, rich.metadata)
@@ -532,16 +513,3 @@ def show_tabs(
     plain = [f"[{rank}] {part.get(PLAIN, '')}" for rank, parts in bundles.items() for part in parts]
     sink.html(rank_tabs(bundles, f"ranks-{secrets.token_hex(4)}"), "\n".join(plain))
     return {} if is_rich else outputs
-
-
-def _alike(outputs: Mapping[int, CellOutput]) -> dict[str, list[int]]:
-    groups: dict[str, list[int]] = {}
-    for rank, output in sorted(outputs.items()):
-        if output.data:  # A value that displays itself leaves no data.
-            groups.setdefault(str(output.data.get(PLAIN, "")), []).append(rank)
-    return groups
-
-
-def _short_list(ranks: list[int]) -> str:
-    """Return `0,2` or `1-3`."""
-    return rank_list(ranks).partition(" ")[2].replace(", ", ",")

@@ -46,8 +46,8 @@ class _CommHome(NamedTuple):
 class RankComms:
     """The comms of all ranks of one process tree. Thread-safe.
 
-    The thread of the run in progress alone calls `take`, `publish`, `next_due` and `tick`, and so has `_updates` for
-    itself; all else that several threads use is read and written under the lock.
+    The thread of the run in progress alone calls `take` and `tick`, and uses `updates`; all else that several threads
+    use is read and written under the lock.
     """
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class RankComms:
         """By rank: the page's messages that the rank does not have yet."""
         self._handling: set[int] = set()
         """The ranks that have a message and have not answered that they handled it."""
-        self._updates = CommUpdates()
+        self.updates = CommUpdates()
         """The ranks' messages on their way to the page."""
         self._wake: Callable[[], object] | None = None
         """Wakes the thread of the run in progress; None between runs."""
@@ -91,25 +91,27 @@ class RankComms:
         if record.kind == "comm_open":
             self.cell_message = sink.message
             self._open(rank, record.comm_id)
-        elif not self._is_open(record.comm_id):
+        elif record.comm_id not in self._homes:
             return
-        self._updates.add(record, sink)
+        self.updates.add(record, sink)
         if record.kind == "comm_close":
             self._drop([record.comm_id])
 
-    def publish(self, now: float | None) -> None:
-        """Send the page the messages that are due, or all of them if `now` is None."""
-        if self._updates:
-            self._updates.publish(now)
-
-    def next_due(self, now: float) -> float | None:
-        """Return the seconds until `tick` has something to send to the page; None: nothing waits."""
-        return self._updates.next_due(now)
-
     def tick(self, now: float, tree: Tree) -> None:
         """Send the page the messages that are due, and each rank the next message that waits for it."""
-        self.publish(now)
-        self._send_pending(tree)
+        self.updates.publish(now)
+        if not self._waiting:
+            return
+        with self._lock:
+            for rank in [waiter for waiter in self._waiting if waiter not in self._handling]:
+                waiting = self._waiting[rank]
+                record = waiting.popleft()
+                if not waiting:
+                    del self._waiting[rank]
+                self._handling.add(rank)
+                tree.send(rank, record)
+                # A rank between calls reads its records; in a call, only the signal has it look.
+                tree.signal((rank,), messages.COMM_SIGNAL)
 
     def receive(self, message: dict[str, Any]) -> bool:
         """Keep a message of the page for its rank, in any thread; return False if no run would pass it on."""
@@ -127,21 +129,6 @@ class RankComms:
             kept = self._keep(message)
         if kept and (serve := self.serve()) is not None:
             serve()
-
-    def _send_pending(self, tree: Tree) -> None:
-        """Send each rank the next message that waits for it."""
-        if not self._waiting:
-            return
-        with self._lock:
-            for rank in [waiter for waiter in self._waiting if waiter not in self._handling]:
-                waiting = self._waiting[rank]
-                record = waiting.popleft()
-                if not waiting:
-                    del self._waiting[rank]
-                self._handling.add(rank)
-                tree.send(rank, record)
-                # A rank between calls reads its records; in a call, only the signal has it look.
-                tree.signal((rank,), messages.COMM_SIGNAL)
 
     def take_waiting(self) -> tuple[int, tuple[messages.CommMessage, ...]] | None:
         """Return a rank and all messages that wait for it, which are its from now on; None: nothing waits."""
@@ -170,10 +157,6 @@ class RankComms:
                 self._drop([next(iter(self._homes))])
             forget = register_comm(comm_id, self.receive, self.receive_idle)
             self._homes[comm_id] = _CommHome(rank, forget)
-
-    def _is_open(self, comm_id: str) -> bool:
-        with self._lock:
-            return comm_id in self._homes
 
     def _drop(self, comm_ids: list[str]) -> None:
         with self._lock:
@@ -236,9 +219,6 @@ class CommUpdates:
         self._last = float("-inf")
         """Time of the last batch."""
 
-    def __bool__(self) -> bool:
-        return bool(self._waiting)
-
     def add(self, record: CommMessage, sink: Sink) -> None:
         """Add a message; an update takes the place of earlier ones to its widget, but not past other messages to it."""
         if record.parent is None and _names(record):
@@ -259,7 +239,7 @@ class CommUpdates:
 
     def publish(self, now: float | None) -> None:
         """Send the waiting messages, if a batch is due or `now` is None."""
-        if now is not None and self.next_due(now) != 0:
+        if not self._waiting or (now is not None and self.next_due(now) != 0):
             return
         waiting, self._waiting = self._waiting, []
         self._last = time.monotonic() if now is None else now
@@ -286,14 +266,11 @@ def register_comm(
 ) -> Callable[[], object]:
     """Register a comm with the kernel, and return a function that removes it.
 
-    Args:
-        comm_id: The comm's id.
-        receive: Called with each message of the page while a cell is busy, in the thread that reads the kernel's shell
-            channel; returns False for a message that is to wait for the main thread.
-        receive_idle: Called with each other message of the page, in the main thread.
+    `receive` takes each message of the page while a cell is busy, in the thread that reads the kernel's shell channel,
+    and returns False for a message that is to wait; `receive_idle` takes each other message, in the main thread.
     """
     manager = kernel_shell().kernel.comm_manager
-    manager.register_comm(_comm(comm_id, receive_idle))
+    manager.register_comm(_relayed(comm_id, receive_idle))
     tap = open_tap(comm_id, whole=receive)
 
     def forget() -> None:
@@ -311,7 +288,7 @@ def call_soon(function: Callable[[], object]) -> None:
         loop.add_callback(function)
 
 
-def _comm(comm_id: str, receive: Callable[[dict[str, Any]], object]) -> Any:
+def _relayed(comm_id: str, receive: Callable[[dict[str, Any]], object]) -> Any:
     from comm.base_comm import BaseComm
 
     class RelayedComm(BaseComm):
@@ -339,13 +316,8 @@ def _comm(comm_id: str, receive: Callable[[dict[str, Any]], object]) -> Any:
 def shown_rank(display: int | str | None, running: Sequence[int], config: LaunchConfig) -> int | Literal["all"] | None:
     """Return the rank whose tables and figures are shown, `"all"`, or None for no rank.
 
-    Args:
-        display: The choice for this cell; None: the session's, which is the first rank unless `config` names another.
-        running: The ranks that run the cell.
-        config: The session's options.
-
-    Raises:
-        ConfigError: The choice is not a rank that runs the cell.
+    `display` is the choice for this cell; None: the session's, which is the first rank unless `config` names another.
+    Raises `ConfigError` for a choice that is not a rank that runs the cell.
     """
     if display is None:
         return {"all": "all", "none": None}.get(config.display, running[0])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import linecache
-import math
 import sys
 import textwrap
 import time
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from notebook_launcher.engines.engine import Output
 from notebook_launcher.kernel.display.cell import is_repeated
 from notebook_launcher.kernel.display.console import Console, Status, Text
+from notebook_launcher.kernel.display.sink import ShownOutput
 from notebook_launcher.messaging import messages
 from notebook_launcher.travel import cells
 from notebook_launcher.wording import one_line as in_one_line
@@ -28,17 +28,12 @@ if TYPE_CHECKING:
     from notebook_launcher.messaging.messages import ExceptionReport, Frame
 
 
-class RunOutput:
+class RunOutput(ShownOutput):
     """The output of one run, on its way to the sink.
 
-    Args:
-        sink: Destination of the output: a cell, a terminal, or a host's journal.
-        config: The run's options.
-        num_processes: Number of ranks.
-        kept_in: An expression for the lines that do not stay in a cell, such as `run.logs(rank)`.
-        displays: Takes each rank's rich output in place of the cell, and returns False for what the cell is to show;
-            None: the cell shows the displays of `LaunchConfig.display`.
-        nodes: By rank: the name of its machine; empty if there is one.
+    `kept_in`: an expression for the lines that do not stay in a cell, such as `run.logs(rank)`. `displays`: takes each
+    rank's rich output in place of the cell, and returns False for what the cell is to show; None: the cell shows the
+    displays of `LaunchConfig.display`. `nodes`: by rank, the name of its machine; empty if there is one.
     """
 
     def __init__(
@@ -51,8 +46,7 @@ class RunOutput:
         displays: TakesDisplay | None = None,
         nodes: Sequence[str] = (),
     ) -> None:
-        self.sink = sink
-        """The cell or terminal that gets the output."""
+        super().__init__(sink, config)
         self._num_processes = num_processes
         self._console = Console(
             num_processes,
@@ -70,27 +64,6 @@ class RunOutput:
         """Decides about rich output in place of `config.display`."""
         self._display = config.display if displays is None else "all"
         """The ranks whose rich output is shown: "all", "rank0" or "none"."""
-        self._has_headlines = config.output != "none"
-        """True if the launcher's own first and last lines are shown."""
-        self._shows_progress = config.monitor is not False and self._has_headlines and not self.sink.has_audience
-        """True if a line of progress is wanted, because no view is expected to show the progress."""
-        self._picture_from = math.inf
-        """Earliest time, by `time.monotonic()`, at which a picture instead of a line shows the end of the run."""
-        self.last_line = ""
-        """The run's last line, if the picture is to show it."""
-
-    @property
-    def shows_progress(self) -> bool:
-        """True if a line of progress is shown, because no view is expected to show the progress."""
-        return self._shows_progress
-
-    def show_progress(self, *, on: bool) -> None:
-        """Show a line of progress from now on, because no view shows the progress; or show none."""
-        self._shows_progress = on
-
-    def use_picture_from(self, moment: float) -> None:
-        """Show the end of the run by a picture instead of a line, from a time by `time.monotonic()` on."""
-        self._picture_from = moment
 
     def choose_widget_ranks(self, wanted: tuple[int, ...] | None) -> tuple[int, ...]:
         """Return the ranks whose widgets the cell shows: the wanted ranks; None: the ranks of the option `display`."""
@@ -132,26 +105,26 @@ class RunOutput:
 
     def headline(self, text: str) -> None:
         """Add one of the run's first or last lines, unless output is off."""
-        if self._has_headlines:
+        if self.has_headlines:
             self._console.notice(text)
 
     def first_lines(self, text: str) -> None:
         """Add the run's first lines, unless output is off or the launch before, in the same cell, had the same."""
-        if self._has_headlines and not is_repeated(self.sink.message, text):
+        if self.has_headlines and not is_repeated(self.sink.message, text):
             self._console.notice(text)
 
     def end(self, text: str) -> None:
         """Show the rest of the ranks' output, including unfinished lines, and then the run's last line."""
         self._console.finish()
-        if text and time.monotonic() < self._picture_from:
+        if text and time.monotonic() < self.picture_from:
             self.headline(text)
-        elif self._has_headlines:
+        elif self.has_headlines:
             self.last_line = text
         self.close()
 
     def progress(self, text: str) -> None:
         """Show the progress of the run in one line that is updated in place."""
-        self._console.progress(text if self._shows_progress else "")
+        self._console.progress(text if self.shows_progress else "")
 
     def show(self, rank: int, record: messages.Display | messages.ClearOutput) -> None:
         """Show rich output, if the rank's rich output is shown at all."""

@@ -42,11 +42,7 @@ class Answer:
 
 
 class Questions:
-    """The questions of one run or debugger, on their way to the thread that waits in the cell.
-
-    Args:
-        over: Set when the run or debugger is over, which ends the wait.
-    """
+    """The questions of one run or debugger, on their way to the thread that waits in the cell until it is over."""
 
     def __init__(self, over: Latch[None]) -> None:
         self._over = over
@@ -78,16 +74,11 @@ class Questions:
         stop: Callable[[bool], object],
         idle: Callable[[], float | None] = lambda: None,
     ) -> bool:
-        """Answer questions until the run is over.
+        """Answer questions until the run is over, and return True if there was an interrupt.
 
-        Args:
-            begin: Begins the run; called again after an interrupt, which may have cut the first call short.
-            reply: Receives the answers.
-            stop: Called at each interrupt; its argument is True if there was an interrupt before.
-            idle: Called at once; returns the seconds until its next call, which may also come sooner.
-
-        Returns:
-            True if there was an interrupt.
+        `begin` begins the run, again after an interrupt, which may have cut it short. `reply` gets the answers. `stop`
+        is called at each interrupt, with True if there was one before. `idle` is called at once, and again within the
+        seconds that it returns.
         """
         interrupted = False
         while True:

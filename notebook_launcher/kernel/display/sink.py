@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import sys
 import threading
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from notebook_launcher.config import LaunchConfig
     from notebook_launcher.engines.engine import Stream
 
-__all__ = ["Sink", "StreamSink", "make_sink", "teller"]
+__all__ = ["ShownOutput", "Sink", "StreamSink", "make_sink", "teller"]
 
 
 def teller(config: LaunchConfig) -> Callable[[str], None]:
@@ -66,3 +67,23 @@ class StreamSink(Sink):
 def _write(file: TextIO, text: str) -> None:
     file.write(text)
     file.flush()
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The output of a run beside its view.
+
+
+class ShownOutput:
+    """Output on its way to a sink, and what its view decides about it."""
+
+    def __init__(self, sink: Sink, config: LaunchConfig) -> None:
+        self.sink = sink
+        """The cell, terminal or journal that gets the output."""
+        self.has_headlines = config.output != "none"
+        """True if the launcher's own first and last lines are shown."""
+        self.shows_progress = config.monitor is not False and self.has_headlines and not sink.has_audience
+        """True if a line of progress is shown, because no view is expected to show the progress."""
+        self.picture_from = math.inf
+        """Earliest time, by `time.monotonic()`, at which a picture instead of a line shows the end of the run."""
+        self.last_line = ""
+        """The run's last line, if the picture is to show it."""

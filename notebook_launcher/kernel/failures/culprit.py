@@ -78,11 +78,8 @@ def failures_of(
 ) -> tuple[Failure, ...]:
     """Return the failure of each rank that failed, the culprit first.
 
-    Args:
-        failed: The ranks' outcomes.
-        last_lines: Takes a rank and a number of lines.
-        nodes: By rank: the name of its machine; empty if there is one.
-        returned: By rank that returned: when.
+    `last_lines` takes a rank and a number of lines. `nodes`: by rank, the name of its machine; empty if there is one.
+    `returned`: by rank that returned, the time.
     """
     failures = [_failure(outcome, last_lines) for outcome in failed]
     failures = _left_waiting(failures, failed, returned)

@@ -31,7 +31,7 @@ from notebook_launcher.tracebacks import end_at_caller
 from notebook_launcher.wording import MAX_ERROR, bounded, format_bytes, format_seconds, name_rank, rank_list
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from notebook_launcher.engines.engine import NodeLost
     from notebook_launcher.kernel.failures.culprit import Failure
@@ -76,7 +76,15 @@ def attach_failures(error: BaseException, failures: tuple[Failure, ...], results
     if own is not None and own.traceback and error.__cause__ is None:
         with contextlib.suppress(Exception):
             error.__cause__ = RemoteTraceback("\n" + text)
-    shown = "\n\n".join(filter(None, (text, _headline(error) if _adds_something(error, text) else "")))
+    kind = type(error).__name__
+    try:
+        words = str(error)
+    except Exception:  # a broken __str__ must not hide the exception
+        words = "(its str() fails)"
+    # A rank's traceback ends with the exception's own message.
+    adds_something = not text or words.strip() not in text or kind not in text
+    headline = (f"{kind}: {words}" if words else kind) if adds_something else ""
+    shown = "\n\n".join(filter(None, (text, headline)))
     show_as(error, shown, "sys.last_value.failures[0].traceback has all" if text else ALL_OF_ERROR)
 
 
@@ -144,23 +152,6 @@ def _obey_rendering(error: BaseException) -> None:
     shell.events.register("post_run_cell", restore)
 
 
-def _headline(error: BaseException) -> str:
-    text = _text(error)
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
-
-
-def _text(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception:  # a broken __str__ must not hide the exception
-        return "(its str() fails)"
-
-
-def _adds_something(error: BaseException, story: str) -> bool:
-    """Return True if the text does not contain the exception's own message already, as a rank's traceback does."""
-    return not story or _text(error).strip() not in story or type(error).__name__ not in story
-
-
 def _story(failures: tuple[Failure, ...], results: Results) -> str:
     first, others = failures[0], failures[1:]
     who = name_rank(first.rank, first.node, of=len(results))
@@ -170,7 +161,8 @@ def _story(failures: tuple[Failure, ...], results: Results) -> str:
             "The function was not called, because the function or an object that it uses could not be rebuilt in the "
             "rank."
         )
-    lines += [f"{rank_list(ranks)}: {summary}" for summary, ranks in _of_their_own(first, others).items()]
+    own = [other for other in others if other.victim == first.victim and other.summary != first.summary]
+    lines += [f"{rank_list(ranks)}: {summary}" for summary, ranks in _by_summary(own).items()]
     lines += describe_mismatch(failures)
     lines += advice_on(first.summary) or describe_missing(first.summary, first.traceback)
     if first.kept is not None:
@@ -197,40 +189,29 @@ def _sequel(first: Failure, others: tuple[Failure, ...]) -> str:
     return "".join(f"; {part}" for part in words)
 
 
-def _of_their_own(first: Failure, others: tuple[Failure, ...]) -> dict[str, list[int]]:
-    """Return the failures that need a line of their own, with their ranks."""
-    ranks: dict[str, list[int]] = collections.defaultdict(list)
-    for other in others:
-        if other.victim == first.victim and other.summary != first.summary:
-            ranks[other.summary].append(other.rank)
-    return ranks
-
-
-def mishaps(failures: tuple[Failure, ...]) -> str:
-    """Return a clause about exceptions of ranks during a stop that the user asked for, such as a failed clean-up."""
+def _by_summary(failures: Iterable[Failure]) -> dict[str, list[int]]:
     ranks: dict[str, list[int]] = collections.defaultdict(list)
     for failure in failures:
-        if failure.kind == "exception" and failure.summary != STOPPED:
-            ranks[failure.summary].append(failure.rank)
-    return "".join(f"; while it stopped, {rank_list(raisers)} raised {error}" for error, raisers in ranks.items())
+        ranks[failure.summary].append(failure.rank)
+    return ranks
 
 
 def end_line(outcome: RunOutcome, *, is_raised: bool) -> str:
     """Return the run's last line, without its name; short about a failure if the cell raises the exception below it."""
     seconds = outcome.results.seconds
+    if isinstance(outcome.error, RunTimeoutError):
+        return f"timed out after {format_seconds(seconds)}"
     if outcome.state == "failed":
-        return brief(outcome.error, seconds, is_raised=is_raised)
+        return failed_after(seconds, getattr(outcome.error, "failures", None) or (), is_raised=is_raised)
     if not outcome.asked_to_stop:
         return f"done in {format_seconds(seconds)}"
-    ending = mishaps(outcome.results.failures) if outcome.error is not None else "; every rank had returned"
-    return f"stopped after {format_seconds(seconds)}{ending}"
-
-
-def brief(error: BaseException | None, seconds: float, *, is_raised: bool = False) -> str:
-    """Return the end of a failed run's last line: the time and the rank, and the failure unless the cell raises it."""
-    if isinstance(error, RunTimeoutError):
-        return f"timed out after {format_seconds(seconds)}"
-    return failed_after(seconds, getattr(error, "failures", None) or (), is_raised=is_raised)
+    text = f"stopped after {format_seconds(seconds)}"
+    if outcome.error is None:
+        return f"{text}; every rank had returned"
+    # Exceptions of ranks during a stop that the user asked for, such as a failed clean-up.
+    raised = (failure for failure in outcome.results.failures if failure.kind == "exception")
+    mishaps = _by_summary(failure for failure in raised if failure.summary != STOPPED).items()
+    return text + "".join(f"; while it stopped, {rank_list(ranks)} raised {error}" for error, ranks in mishaps)
 
 
 def failed_after(seconds: float, failures: Sequence[Failure], *, is_raised: bool = False) -> str:
@@ -265,9 +246,7 @@ NAME = re.compile(r"[^\W\d]\w*")
 def describe_missing(summary: str, traceback: str) -> list[str]:
     """Return a line about what the notebook has and a rank has not; none if nothing of the kind explains the error.
 
-    Args:
-        summary: The error in one line: `KeyError: 'big'`.
-        traceback: The rank's traceback.
+    `summary`: the error in one line, such as `KeyError: 'big'`. `traceback`: the rank's.
     """
     found = _attribute(summary) or _encoding(summary) or next(_entries(summary, traceback), "")
     if not found:
@@ -413,31 +392,21 @@ def to_exception(
     evidence: str = "",
     is_checked: bool = False,
 ) -> BaseException:
-    """Return the exception that the cell gets for this failure.
+    """Return the exception that the cell gets for the failure of this rank.
 
-    Args:
-        culprit: The outcome of the rank that failed.
-        failure: Its failure.
-        num_ranks: Number of ranks.
-        unpack: Takes an exception out of its parcel.
-        evidence: Lines at the end of a message of the launcher's own, such as stacks; an original exception has none.
-        is_checked: The ranks' collectives are compared (`check_collectives=True`).
+    `evidence`: lines at the end of a message of the launcher's own, such as stacks; an original exception has none.
+    `is_checked`: the ranks' collectives are compared (`check_collectives=True`).
     """
     if failure.left_by:
         # Torch's own error speaks of a crashed peer, or of a time that has not passed.
         return RankFailedError(_joined(f"{failure.summary}. {_LEFT}{'' if is_checked else f' {SUGGESTION}'}", evidence))
     if culprit.raised is not None and culprit.raised.exit_code is None:
-        return _original(culprit, unpack, evidence)
+        fd, report = culprit.take_parcel(), culprit.raised.report
+        original = unpack(fd, report) if fd is not None else None
+        return original or cannot_travel(report.type_name, report.message, culprit.rank, evidence)
     error = RankFailedError(_joined(_message(culprit, failure, num_ranks), evidence))
     error.exitcode = failure.exitcode
     return error
-
-
-def _original(culprit: RankOutcome, unpack: UnpacksException, evidence: str) -> BaseException:
-    assert culprit.raised is not None
-    fd, report = culprit.take_parcel(), culprit.raised.report
-    error = unpack(fd, report) if fd is not None else None
-    return error if error is not None else cannot_travel(report.type_name, report.message, culprit.rank, evidence)
 
 
 def cannot_travel(kind: str, message: str, rank: int, evidence: str = "") -> RankFailedError:

@@ -38,11 +38,6 @@ if TYPE_CHECKING:
 def frames_to_debug(data: RunData | None, rank: int | None, *, has_forgotten: bool) -> tuple[RunData, int]:
     """Return the run and the rank to look into: the rank that is named, else the culprit of the run.
 
-    Args:
-        data: Run data of the session's last run; None: there was none.
-        rank: The rank as the user named it; None: the culprit.
-        has_forgotten: True if the ranks have released the frames.
-
     Raises:
         CallOrderError: No run has failed, or the rank keeps no frames; the message gives the reason.
         NoSuchRankError: The session has no such rank.
@@ -68,14 +63,7 @@ def frames_to_debug(data: RunData | None, rank: int | None, *, has_forgotten: bo
 
 
 class PostMortem:
-    """One debugger in one rank, from its first prompt to its end.
-
-    Args:
-        ranks: The session's ranks, of which none runs a call.
-        data: Run data of the run that failed.
-        rank: The rank to look into.
-        sink: Takes the output: the cell, or a host's journal.
-    """
+    """One debugger in one rank, which runs no call, from its first prompt to its end; `data` are its failed run's."""
 
     def __init__(self, ranks: Ranks, data: RunData, rank: int, sink: Sink) -> None:
         self._ranks = ranks
@@ -223,9 +211,7 @@ class PostMortem:
 class DebugMagic:
     """A `%debug` that a session installs, and removes when it is closed.
 
-    Args:
-        debug: A method that opens the debugger if the exception belongs to the session's last run, and else returns
-            False; held weakly.
+    `debug` opens the debugger if the exception belongs to the session's last run, and else returns False.
     """
 
     def __init__(self, debug: weakref.WeakMethod[Callable[[BaseException], bool]]) -> None:
@@ -272,12 +258,7 @@ class DebugMagic:
 
 
 def check_answers(what: str, *, in_cell: bool = True) -> None:
-    """Raise `CallOrderError` if no user can answer a prompt.
-
-    Args:
-        what: The call or the option that opens a debugger, as the user typed it.
-        in_cell: True if a cell waits for the run.
-    """
+    """Raise `CallOrderError` if no user can answer a prompt; `what` opens the debugger, as the user typed it."""
     reason = why_no_answers()
     if not in_cell:
         reason = "a run in the background has no cell that waits. Use notebook_launch(...) or session.run(...)"

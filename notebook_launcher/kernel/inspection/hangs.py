@@ -100,10 +100,7 @@ class Hang:
 class HangWatch:
     """Looks at the ranks of one attempt at intervals; used in the run's thread.
 
-    Args:
-        notice_after: `LaunchConfig.hang_notice`: seconds of waiting after which a wait counts; None: never.
-        began: Time at which the ranks begin, by `time.monotonic()`.
-        uses_gpu: True if the ranks use GPUs.
+    `notice_after`: `LaunchConfig.hang_notice`. `began`: time at which the ranks begin, by `time.monotonic()`.
     """
 
     def __init__(self, notice_after: float | None, began: float = -math.inf, *, uses_gpu: bool = False) -> None:

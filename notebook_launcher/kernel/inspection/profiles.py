@@ -129,17 +129,7 @@ MAX_PROFILED = 100
 
 
 def check_profile(updates: object, ranks: object, num_processes: int) -> tuple[int, ...]:
-    """Return the ranks to profile, each once, in the order in which they were named.
-
-    Args:
-        updates: Number of updates, as the user typed it.
-        ranks: The ranks, as the user typed them.
-        num_processes: Number of ranks of the run.
-
-    Raises:
-        ValueError: The number of updates cannot be, or no rank is chosen.
-        NoSuchRankError: The run has no such rank.
-    """
+    """Return the ranks to profile, each once, in the order in which they were named; raises as `Run.profile`."""
     if isinstance(updates, bool) or not isinstance(updates, int) or not 1 <= updates <= MAX_PROFILED:
         msg = f"profile(updates={updates!r}): updates must be a whole number from 1 to {MAX_PROFILED}."
         raise for_caller(ValueError(msg))
@@ -152,11 +142,7 @@ def check_profile(updates: object, ranks: object, num_processes: int) -> tuple[i
 
 
 class ProfileRequests:
-    """The profile of a run that was asked for and is not complete; used in the run's thread alone.
-
-    Args:
-        recorder: Writes the run's folder, in which the ranks leave their traces.
-    """
+    """The profile of a run that was asked for and is not complete; used in the run's thread alone."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder

@@ -11,7 +11,7 @@ import dataclasses
 import html
 import itertools
 import re
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from notebook_launcher.drawing.reported import flame_svg
 from notebook_launcher.drawing.run_picture import picture_html
@@ -21,7 +21,7 @@ from notebook_launcher.travel import cells
 from notebook_launcher.wording import bounded, format_share, plural, rank_list
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
 
@@ -38,14 +38,7 @@ GROUP_CALLS = frozenset(
         *("barrier", "batch_isend_irecv", "broadcast", "broadcast_object_list", "destroy_process_group"),
         *("gather", "gather_object", "init_process_group", "irecv", "isend", "monitored_barrier"),
         *("new_group", "new_subgroups", "recv", "recv_object_list", "reduce", "reduce_scatter"),
-        *(
-            "reduce_scatter_tensor",
-            "scatter",
-            "scatter_object_list",
-            "send",
-            "send_object_list",
-            "split_group",
-        ),
+        *("reduce_scatter_tensor", "scatter", "scatter_object_list", "send", "send_object_list", "split_group"),
     }
 )
 """Public functions of torch.distributed in which a rank can wait for others."""
@@ -149,8 +142,7 @@ class RankStack:
         return frames[0] if frames else None
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Tense:
+class _Tense(NamedTuple):
     """Verbs for one rank and for several."""
 
     is_: tuple[str, str]
@@ -338,7 +330,7 @@ class Samples(tuple[Flame, ...]):
     @classmethod
     def parse(cls, texts: Mapping[int, str]) -> Samples:
         """Fold the dumps that each rank has written, one after the other."""
-        return cls(_flame(rank, split_dumps(text)) for rank, text in sorted(texts.items()))
+        return cls(_flame(rank, text) for rank, text in sorted(texts.items()))
 
     def to_svg(self) -> str:
         """Return the drawing as an `<svg>`."""
@@ -374,9 +366,9 @@ def split_dumps(text: str) -> Iterator[str]:
         yield "\n".join(lines)
 
 
-def _flame(rank: int, dumps: Iterable[str]) -> Flame:
+def _flame(rank: int, text: str) -> Flame:
     root, num_samples = _CallTree(), 0
-    for dump in dumps:
+    for dump in split_dumps(text):
         main = parse_stacks(rank, dump).main
         if main is not None:
             num_samples += 1
@@ -384,8 +376,7 @@ def _flame(rank: int, dumps: Iterable[str]) -> Flame:
     return Flame(rank=rank, num_samples=num_samples, frames=root.frames())
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Key:
+class _Key(NamedTuple):
     name: str
     place: str
     is_wait: bool
@@ -399,16 +390,12 @@ def _path(thread: ThreadStack) -> Iterator[_Key]:
     for frame in reversed(thread.frames):
         if wait is not None and frame.file.endswith(C10D) and frame.function in GROUP_CALLS:
             break
-        yield _key(frame)
+        if frame.is_library:  # By function: the lines of libraries would split the drawing into slivers.
+            yield _Key(frame.function, frame.file, is_wait=False, is_library=True)
+        else:
+            yield _Key(f"{frame.function}, line {frame.line}", frame.place, is_wait=False, is_library=False)
     if wait is not None:
         yield _Key(wait, "", is_wait=True, is_library=False)
-
-
-def _key(frame: StackFrame) -> _Key:
-    # Libraries by function: their lines would split the drawing into slivers.
-    if frame.is_library:
-        return _Key(frame.function, frame.file, is_wait=False, is_library=True)
-    return _Key(f"{frame.function}, line {frame.line}", frame.place, is_wait=False, is_library=False)
 
 
 class _CallTree:
@@ -424,17 +411,7 @@ class _CallTree:
 
     def frames(self) -> tuple[FlameFrame, ...]:
         found = sorted(self.children.items(), key=lambda item: -item[1].count)
-        return tuple(
-            FlameFrame(
-                name=key.name,
-                place=key.place,
-                count=tree.count,
-                is_wait=key.is_wait,
-                is_library=key.is_library,
-                children=tree.frames(),
-            )
-            for key, tree in found
-        )
+        return tuple(FlameFrame(**key._asdict(), count=tree.count, children=tree.frames()) for key, tree in found)
 
 
 def _describe_samples(flame: Flame) -> str:
@@ -473,39 +450,14 @@ READS = re.compile(r"\.(?:item|cpu|tolist|numpy|nonzero|to|synchronize)\(|\b(?:f
 """Calls in a line of the user's that wait for the GPU before they return."""
 
 
-class CodePlace(Protocol):
-    """A frame of a stack, such as `StackFrame`."""
-
-    @property
-    def function(self) -> str:
-        """Name of its function."""
-
-    @property
-    def file(self) -> str:
-        """File of its code."""
-
-    @property
-    def source(self) -> str:
-        """Its line of code."""
-
-    @property
-    def is_library(self) -> bool:
-        """True if it belongs to Python or to an installed package."""
-
-
-def is_end_of_call(frame: CodePlace) -> bool:
+def is_end_of_call(frame: StackFrame) -> bool:
     """Return True for the launcher's own wait for the GPU, after the user's function has returned."""
     file, function = END_OF_CALL
     return frame.function == function and frame.file.endswith(file)
 
 
-def waits_for_gpu(frames: Sequence[CodePlace], *, uses_gpu: bool) -> bool:
-    """Return True if the innermost of these frames may wait for a GPU.
-
-    Args:
-        frames: Frames of a thread, innermost first.
-        uses_gpu: True if the thread's rank uses a GPU, so that a read of a number is a wait.
-    """
+def waits_for_gpu(frames: Sequence[StackFrame], *, uses_gpu: bool) -> bool:
+    """Return True if a thread with these frames, innermost first, may wait for a GPU, which its rank uses or not."""
     top = frames[0]
     if top.file.endswith(SYNCHRONIZE):
         return top.function == "synchronize"

@@ -29,7 +29,7 @@ from notebook_launcher.tracebacks import without_locals
 from notebook_launcher.wording import describe_limit, name_rank, plural, rank_list
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping
 
     from notebook_launcher.engines.engine import Engine, Event
     from notebook_launcher.kernel.failures.culprit import Failure
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from notebook_launcher.kernel.ranks import Ranks
     from notebook_launcher.kernel.run.attempt import Attempt
     from notebook_launcher.kernel.run.call_state import RankOutcome
-    from notebook_launcher.kernel.run.commands import CommandQueue
     from notebook_launcher.kernel.run.data import RunData
     from notebook_launcher.messaging import messages
     from notebook_launcher.travel import FunctionCall
@@ -51,10 +50,7 @@ LOST_VALUE = "the value is lost: the notebook's process had no file descriptor l
 def conclude(data: RunData, settle_folder: Callable[[bool], Path | None], hosting: Hosting) -> RunOutcome:
     """Return the outcome of a run's last attempt; takes what its parcels hold, and closes them.
 
-    Args:
-        data: The run data.
-        settle_folder: Decides whether the run gets a folder, once it is known whether it failed, and returns it.
-        hosting: Takes values and exceptions out of their parcels.
+    `settle_folder` decides whether the run gets a folder, once it is known whether it failed, and returns it.
     """
     attempt, launched = data.attempt, data.launched
     assert attempt is not None
@@ -88,13 +84,13 @@ def conclude(data: RunData, settle_folder: Callable[[bool], Path | None], hostin
     )
     for outcome in outcomes:
         outcome.close()
-    if error is None:
-        return RunOutcome(state="done", results=results, error=None, asked_to_stop=asked_to_stop)
-    failure_display.attach_failures(error, failures, results)
-    stopped = isinstance(error, RunStoppedError)
-    return RunOutcome(
-        state="stopped" if stopped else "failed", results=results, error=error, asked_to_stop=asked_to_stop
-    )
+    if error is not None:
+        failure_display.attach_failures(error, failures, results)
+    return RunOutcome(state=_state_after(error), results=results, error=error, asked_to_stop=asked_to_stop)
+
+
+def _state_after(error: BaseException | None) -> Literal["done", "failed", "stopped"]:
+    return "done" if error is None else "stopped" if isinstance(error, RunStoppedError) else "failed"
 
 
 def describe_failure(data: RunData) -> str:
@@ -123,8 +119,7 @@ def fault_of_ours(fault: BaseException, plan: Plan, *, seconds: float, folder: P
         )
         error.__cause__ = fault
     results = Results({}, num_processes=plan.num_processes, seconds=seconds, seed=plan.seed, folder=folder)
-    state: Literal["stopped", "failed"] = "stopped" if isinstance(error, RunStoppedError) else "failed"
-    return RunOutcome(state=state, results=results, error=error)
+    return RunOutcome(state=_state_after(error), results=results, error=error)
 
 
 def _rebuild(
@@ -259,14 +254,18 @@ FAILED_EXIT_BUDGET = 0.5
 def end_ranks(data: RunData, ranks: Ranks, attempt: Attempt, handle: Callable[[Event], None]) -> None:
     """Have the ranks run their exit handlers and exit; kill ranks that take too long, and show a notice about them.
 
-    Args:
-        data: The run data.
-        ranks: The ranks, which are closed.
-        attempt: The attempt that is over.
-        handle: Takes each event of the process tree that arrives meanwhile.
+    `handle` takes each event of the process tree that arrives meanwhile.
     """
-    failed, began = attempt.state.failed, time.monotonic()
-    for events in ranks.finish(lambda: _deadline(data.commands, began, attempt.limit, failed=failed)):
+    failed, began, commands = attempt.state.failed, time.monotonic(), data.commands
+
+    def deadline() -> float:
+        if math.isfinite(commands.kill_asked_at):
+            return began
+        usual = began + (FAILED_EXIT_BUDGET if failed else EXIT_BUDGET)
+        usual = min(usual, max(began + FAILED_EXIT_BUDGET, attempt.limit + STOP_BUDGET))
+        return min(usual, max(began, commands.stop_asked_at) + FAILED_EXIT_BUDGET)
+
+    for events in ranks.finish(deadline):
         for event in events:
             handle(event)
         data.output.publish()
@@ -293,14 +292,6 @@ def close_ranks(data: RunData, ranks: Ranks, attempt: Attempt) -> None:
         return min(attempt.gives_up_at, asked_at + STOP_BUDGET, commands.kill_asked_at + AT_ONCE_BUDGET, by_limit)
 
     ranks.close(deadline)
-
-
-def _deadline(commands: CommandQueue, began: float, limit: float, *, failed: bool) -> float:
-    if math.isfinite(commands.kill_asked_at):
-        return began
-    usual = began + (FAILED_EXIT_BUDGET if failed else EXIT_BUDGET)
-    usual = min(usual, max(began + FAILED_EXIT_BUDGET, limit + STOP_BUDGET))
-    return min(usual, max(began, commands.stop_asked_at) + FAILED_EXIT_BUDGET)
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -330,14 +321,7 @@ DEATH_NOTICE = 1.0
 
 
 def replace_the_dead(data: RunData, ranks: Ranks, attempt: Attempt, handle: Callable[[Event], None]) -> None:
-    """Replace ranks of a session that died between two runs.
-
-    Args:
-        data: The run data, for notices.
-        ranks: The ranks of the session.
-        attempt: The attempt that is about to begin.
-        handle: Takes each event of the process tree that arrives meanwhile.
-    """
+    """Replace ranks of a session that died between two runs; `handle` as for `end_ranks`."""
     tree, until = attempt.tree, time.monotonic() + DEATH_NOTICE
     while (events := tree.events(0)) or (tree.is_dying and time.monotonic() < until):
         for event in events or tree.events(DEATH_NOTICE):
@@ -348,14 +332,7 @@ def replace_the_dead(data: RunData, ranks: Ranks, attempt: Attempt, handle: Call
 
 
 def mend(data: RunData, ranks: Ranks, attempt: Attempt, handle: Callable[[Event], None]) -> None:
-    """Make a session's ranks ready for the next call, and show a notice if they lost something.
-
-    Args:
-        data: The run data, for notices.
-        ranks: The ranks of the session.
-        attempt: The attempt that is over.
-        handle: Takes each event of the process tree that arrives meanwhile.
-    """
+    """Make a session's ranks ready for the next call, and show a notice if they lost something."""
     _remove_the_spent(attempt, handle)
     replaced = ranks.replace_ended(attempt)
     if replaced:
@@ -393,11 +370,6 @@ RESUME_HINT = (
 def restart(data: RunData, ranks: Ranks, call: FunctionCall | None) -> None:
     """Start all ranks again; if nodes do not come up, start the ranks of the other nodes, and show a notice.
 
-    Args:
-        data: The run data.
-        ranks: The ranks, all of which have ended.
-        call: The function and its arguments: forked ranks inherit them, and the fork server reads their code.
-
     Raises:
         ConfigError: Nodes do not come up, and the run cannot continue without them.
         ResourceError: The machine cannot hold the ranks any more.
@@ -410,7 +382,7 @@ def restart(data: RunData, ranks: Ranks, call: FunctionCall | None) -> None:
         try:
             with starting_until(lambda: min(data.launched + timeout, data.commands.stop_asked_at)):
                 if rest is not None:
-                    ranks.follow(rest.plan(before))
+                    ranks.plan = rest.plan(before)
                 ranks.start(call)
             break
         except ConfigError as error:
@@ -419,7 +391,7 @@ def restart(data: RunData, ranks: Ranks, call: FunctionCall | None) -> None:
             if time.monotonic() >= data.launched + timeout:
                 raise timeout_error(timeout, str(error)) from error
             rest = _rest_after(error, rest, ranks, before)
-            ranks.move_to(rest.engine)
+            ranks.engine = rest.engine
     if rest is not None:
         _replace_plan(data, before, ranks.plan, rest.reason)
 
@@ -427,11 +399,7 @@ def restart(data: RunData, ranks: Ranks, call: FunctionCall | None) -> None:
 def _rest_after(error: ConfigError, rest: _Rest | None, ranks: Ranks, before: Plan) -> _Rest:
     """Return the nodes that are left after an error of a start; raise ConfigError if the run cannot continue on them.
 
-    Args:
-        error: The error of the start; it names the nodes that did not come up.
-        rest: The nodes on which the start was tried; None: those of the launch.
-        ranks: The ranks.
-        before: The plan of the launch.
+    `rest`: the nodes on which the start was tried; None: those of the launch.
     """
     if not error.nodes and rest is not None:
         msg = f"{rest.reason}\nThe run cannot continue on the remaining nodes: {error}"
@@ -498,18 +466,11 @@ def _replace_plan(data: RunData, before: Plan, after: Plan, reason: str) -> None
     if after.num_processes < before.num_processes:
         data.live.note_fewer_ranks(before.num_processes, after.num_processes, seconds=data.seconds)
         data.usage.forget(after.num_processes)
-    data.output.notice(f"{data.name}: {_first_line(reason)} {_sequel(before, after, data.checkpoints)}")
-
-
-def _sequel(before: Plan, after: Plan, checkpoints: Sequence[str]) -> str:
-    where = f"on {plural(after.num_nodes, 'node')}"
-    whence = f"from the checkpoint {Path(checkpoints[-1]).name}" if checkpoints else "from the beginning"
-    if after.num_processes == before.num_processes:
-        return f"Continuing with all {after.num_processes} ranks {where} that are left, {whence}"
-    return f"Continuing with {after.num_processes} of {before.num_processes} ranks {where}, {whence}"
-
-
-def _first_line(reason: str) -> str:
-    """Return the lines that name nodes, without the command and the last words of each."""
+    # The lines that name nodes, without the command and the last words of each.
     lines = [line.partition(" The command was: ")[0] for line in reason.splitlines() if line.startswith("node ")]
-    return " ".join(lines or [reason.partition("\n")[0]])
+    why = " ".join(lines or [reason.partition("\n")[0]])
+    whence = f"from the checkpoint {Path(data.checkpoints[-1]).name}" if data.checkpoints else "from the beginning"
+    where, left = f"on {plural(after.num_nodes, 'node')}", f"{after.num_processes} of {before.num_processes} ranks"
+    if after.num_processes == before.num_processes:
+        where, left = f"{where} that are left", f"all {after.num_processes} ranks"
+    data.output.notice(f"{data.name}: {why} Continuing with {left} {where}, {whence}")

@@ -74,16 +74,8 @@ which to wait at most; None: no limit. Returns a value at the end."""
 class RunConduct:
     """Carries a run out, in a thread of its own or the one that waits for it, and concludes it.
 
-    One thread at a time carries it out, and alone writes the run data. At the end, it forgets the function and the
-    files of the run.
-
-    Args:
-        ranks: The ranks that serve the run; closed at its end unless they stay for further calls.
-        call: The call, which is closed at the end of the run.
-        scope: The ranks that the call is for, its description, and how its run is shown.
-        hosting: Destination of the run's output, values and questions.
-        over: Latch of the run data, which is set when the run is over.
-        began: Time by `time.monotonic()` at which the launch began; None: now.
+    One thread at a time carries it out, and alone writes the run data. At the end, it closes the call, and the ranks
+    unless they stay for further calls. The launch began at the time `began`, by `time.monotonic()`; None: now.
     """
 
     def __init__(
@@ -96,9 +88,7 @@ class RunConduct:
         began: float | None = None,
     ) -> None:
         self.data = data = RunData.of_call(ranks.plan, scope, hosting, over, in_session=ranks.many_calls, began=began)
-        """All that is known of the run."""
         self.ranks = ranks
-        """The ranks that serve the run."""
         self._call = call
         self._hosting = hosting
         self._recorder = Recorder(
@@ -111,7 +101,6 @@ class RunConduct:
         self._hangs = HangWatch(None)
         """Replaced at each attempt, since an attempt begins with nothing known of its ranks."""
         self.profiles = ProfileRequests(self._recorder)
-        """The profile that a user waits for."""
         self._progress_due = data.launched + QUIET
         self._has_live = False
         """True if ranks have reported since the line of progress was updated."""
@@ -337,7 +326,7 @@ class RunConduct:
         for rank in range(data.plan.num_processes):
             for event in attempt.tree.drain(rank):
                 handle(event)
-        self.ranks.comms.publish(None)
+        self.ranks.comms.updates.publish(None)
         if attempt.state.tree_lost:
             close_ranks(data, self.ranks, attempt)
         elif self.ranks.many_calls:
@@ -376,7 +365,7 @@ class RunConduct:
     def _patience(self, attempt: Attempt, longest: float | None) -> float | None:
         """Return the seconds until something is due even if nothing happens, at most `longest`; None: nothing is."""
         now, deadline = time.monotonic(), attempt.next_deadline()
-        parts = (self._hangs, self.data.output, self.ranks.comms, self.data.usage, self._recorder)
+        parts = (self._hangs, self.data.output, self.ranks.comms.updates, self.data.usage, self._recorder)
         waits = [longest, None if deadline is None else max(0.0, deadline - now)]
         waits += [part.next_due(now) for part in parts]
         return min((wait for wait in waits if wait is not None), default=None)
@@ -451,7 +440,7 @@ class RunConduct:
         data = self.data
         match record:
             case messages.Display() | messages.ClearOutput():
-                self.ranks.comms.publish(None)
+                self.ranks.comms.updates.publish(None)
                 data.output.show(rank, record)
             case messages.CommMessage() | messages.CommHandled():
                 self.ranks.comms.take(rank, record, data.output.sink)

@@ -114,7 +114,7 @@ class Run(LiveRunReader):
         try:
             with limited_start(ranks.plan.config.timeout, began):
                 if ranks.inherits_call:
-                    ranks.adapt_to_fork()
+                    ranks.plan = checks.adapt(ranks.plan)
                     ranks.start(call)
                 else:
                     outgoing.pack(start=lambda: ranks.start(call), tell=teller(config))
