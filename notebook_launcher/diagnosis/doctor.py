@@ -8,13 +8,7 @@ import io
 import time
 from typing import Any
 
-from notebook_launcher.diagnosis.facts import (
-    look_at_gpus,
-    look_at_limits,
-    look_at_names,
-    look_at_process,
-    look_at_software,
-)
+from notebook_launcher.diagnosis import facts
 from notebook_launcher.diagnosis.finding import Diagnosis, Finding
 from notebook_launcher.errors import LaunchError
 from notebook_launcher.kernel.calls.checks import check_not_in_rank
@@ -39,10 +33,9 @@ def doctor(*, launch: bool = True) -> Diagnosis:
         CallOrderError: The call was made inside a rank.
     """
     check_not_in_rank("doctor")
-    looks = [look_at_software, look_at_gpus, look_at_limits, look_at_names, look_at_process]
-    if launch:
-        looks.append(try_launch)
-    found = (finding for look in looks for finding in look())
+    found = [*facts.look_at_software(), *facts.look_at_gpus(), *facts.look_at_limits(), *facts.look_at_names()]
+    found += facts.look_at_process()
+    found += try_launch() if launch else []
     return Diagnosis(tuple(dataclasses.replace(finding, fact=redact(finding.fact)) for finding in found))
 
 
@@ -64,11 +57,15 @@ def try_launch() -> list[Finding]:
     began = time.monotonic()
     try:
         with Session(2, output="none", monitor=False, runs_folder=None, timeout=120) as session:
-            session.run(_nothing)
+            session.run(int)  # The launch itself is what is tried.
             summary = repr(session).removeprefix("<Session of ").partition(", random state")[0]
             findings.append(_good("start", f"{format_seconds(time.monotonic() - began)}: {summary}"))
-            findings += [_good(*_reduction(size, session)) for size in SIZES]
-            findings.append(_good("loader workers", _loader(session)))
+            for size in SIZES:
+                seconds = max(session.run(_reduce, args=(size,)))
+                rate = f"{format_seconds(seconds)}, {format_bytes(size / seconds)}/s"
+                findings.append(_good(f"all_reduce of {format_bytes(size)}", rate))
+            loaded = f"delivered their first batch after {format_seconds(max(session.run(_load)))}"
+            findings.append(_good("loader workers", f"{NUM_WORKERS} for each rank {loaded}"))
             findings.append(_good("stop", _stop(session)))
     except Exception as error:  # whatever fails here is what the user wants to know
         findings.append(failure_finding(error))
@@ -76,7 +73,7 @@ def try_launch() -> list[Finding]:
 
 
 def _good(name: str, fact: str) -> Finding:
-    return Finding(area=AREA, name=name, fact=fact, verdict="good")
+    return Finding(AREA, name, fact, "good")
 
 
 def failure_finding(error: Exception) -> Finding:
@@ -87,18 +84,7 @@ def failure_finding(error: Exception) -> Finding:
         if isinstance(error, LaunchError)
         else "the error is raised inside a rank: see the versions and variables above"
     )
-    return Finding(area=AREA, name="failed", fact=text, verdict="problem", advice=advice)
-
-
-def _reduction(size: int, session: Session) -> tuple[str, str]:
-    seconds = max(session.run(_reduce, args=(size,)))
-    rate = format_bytes(size / seconds)
-    return f"all_reduce of {format_bytes(size)}", f"{format_seconds(seconds)}, {rate}/s"
-
-
-def _loader(session: Session) -> str:
-    seconds = max(session.run(_load))
-    return f"{NUM_WORKERS} for each rank delivered their first batch after {format_seconds(seconds)}"
+    return Finding(AREA, "failed", text, "problem", advice)
 
 
 def _stop(session: Session) -> str:
@@ -111,10 +97,6 @@ def _stop(session: Session) -> str:
         began = time.monotonic()
         rung = run.stop()
     return f"ended ranks in an endless loop of collectives within {format_seconds(time.monotonic() - began)} ({rung})"
-
-
-def _nothing() -> None:
-    """Do nothing: the launch itself is what is tried."""
 
 
 def _device() -> Any:

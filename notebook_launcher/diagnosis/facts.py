@@ -46,12 +46,12 @@ def look_at_limits() -> list[Finding]:
 
     memory = f"{format_bytes(available_memory())} free of {format_bytes(psutil.virtual_memory().total)}"
     return [
-        Finding(area=LIMITS, name="cores", fact=cores),
-        Finding(area=LIMITS, name="memory", fact=memory),
+        Finding(LIMITS, "cores", cores),
+        Finding(LIMITS, "memory", memory),
         shared_memory(str(SHARED_MEMORY)),
         open_files(*resource.getrlimit(resource.RLIMIT_NOFILE)),
         _processes(),
-        Finding(area=LIMITS, name="locked memory (ulimit -l)", fact=_amount(resource.RLIMIT_MEMLOCK)),
+        Finding(LIMITS, "locked memory (ulimit -l)", _amount(resource.RLIMIT_MEMLOCK)),
     ]
 
 
@@ -62,7 +62,7 @@ def shared_memory(folder: str) -> Finding:
         room = os.statvfs(folder)
     except OSError as error:
         advice = "mount it: mount -t tmpfs tmpfs /dev/shm; or DataLoader(..., num_workers=0)"
-        return Finding(area=LIMITS, name=name, fact=error.strerror or "missing", verdict="problem", advice=advice)
+        return Finding(LIMITS, name, error.strerror or "missing", "problem", advice)
     free, size = room.f_bavail * room.f_frsize, room.f_blocks * room.f_frsize
     fact = f"{format_bytes(free)} free of {format_bytes(size)}"
     advice = "docker run --shm-size=8g ..., or DataLoader(..., num_workers=0); `df -h /dev/shm` shows who fills it"
@@ -73,15 +73,15 @@ def open_files(soft: int, hard: int) -> Finding:
     """Return the limit on open files as a number of ranks."""
     name = "open files (ulimit -n)"
     if soft == resource.RLIM_INFINITY:
-        return Finding(area=LIMITS, name=name, fact="unlimited")
+        return Finding(LIMITS, name, "unlimited")
     taken = len(list(Path("/proc/self/fd").iterdir()))
     room = max(0, soft - taken) // FILES_PER_RANK
     fact = f"{soft:,}, {taken:,} in use: room for {plural(room, 'rank')}"
     if room >= FEW_RANKS:
-        return Finding(area=LIMITS, name=name, fact=fact)
+        return Finding(LIMITS, name, fact)
     raised = "unlimited" if hard == resource.RLIM_INFINITY else hard
     advice = f"ulimit -n {raised} in the shell that starts Jupyter"
-    return Finding(area=LIMITS, name=name, fact=fact, verdict="problem" if room < 2 else "warning", advice=advice)
+    return Finding(LIMITS, name, fact, "problem" if room < 2 else "warning", advice)
 
 
 def _processes() -> Finding:
@@ -92,7 +92,7 @@ def _processes() -> Finding:
         fact += f"; the container has {now:,} of {limit:,}"
         if limit - now < FEW_RANKS:
             return warning(LIMITS, name, fact, f"docker run --pids-limit={2 * limit} ..., or stop other processes")
-    return Finding(area=LIMITS, name=name, fact=fact)
+    return Finding(LIMITS, name, fact)
 
 
 def _amount(kind: int, *, size: bool = True) -> str:
@@ -119,18 +119,18 @@ def look_at_gpus() -> list[Finding]:
     machine = devices.detect()
     seconds = time.monotonic() - began
     if not machine.gpus:
-        return [Finding(area=GPUS, name="GPUs", fact=machine.why_no_gpu)]
+        return [Finding(GPUS, "GPUs", machine.why_no_gpu)]
     findings = []
     if machine.why_no_gpu:
         advice = "install a torch that is built for CUDA: https://pytorch.org/get-started/locally"
-        findings = [Finding(area=GPUS, name="GPUs", fact=machine.why_no_gpu, verdict="problem", advice=advice)]
+        findings = [Finding(GPUS, "GPUs", machine.why_no_gpu, "problem", advice)]
     with contextlib.suppress(OSError), contextlib.closing(devices.Library()) as library:
-        findings.append(Finding(area=GPUS, name="driver", fact=library.driver() or "unknown"))
+        findings.append(Finding(GPUS, "driver", library.driver() or "unknown"))
         findings += _start(library, machine.gpus[0], seconds)
         findings += [_gpu(library, place, gpu) for place, gpu in enumerate(machine.gpus)]
         whole = [gpu for gpu in machine.gpus if not gpu.is_slice]  # Slices of a GPU have no access to each other.
         findings += [_pair(library, gpu.index, other.index) for gpu, other in itertools.combinations(whole, 2)]
-    findings += [Finding(area=GPUS, name="left out", fact=reason, verdict="warning") for reason in machine.left_out]
+    findings += [Finding(GPUS, "left out", reason, "warning") for reason in machine.left_out]
     return findings
 
 
@@ -159,9 +159,9 @@ def _pair(library: devices.Library, one: int, other: int) -> Finding:
     name, path = f"GPU {one} to {other}", library.distance(one, other)
     reachable = library.peer_access(one, other)
     if reachable is None:
-        return Finding(area=GPUS, name=name, fact=f"{path}; peer access unknown")
+        return Finding(GPUS, name, f"{path}; peer access unknown")
     if reachable or os.environ.get("NCCL_P2P_DISABLE") == "1":
-        return Finding(area=GPUS, name=name, fact=f"{path}; peer access {'works' if reachable else 'is switched off'}")
+        return Finding(GPUS, name, f"{path}; peer access {'works' if reachable else 'is switched off'}")
     fact = f"{path}; no peer access, so data goes through the host's memory"
     return warning(GPUS, name, fact, 'if a launch with NCCL hangs or fails: env={"NCCL_P2P_DISABLE": "1"}')
 
@@ -199,7 +199,7 @@ def name_finding(name: str, seconds: float) -> Finding:
     """Return the verdict on the time that a look-up took."""
     fact = f"looked up in {format_seconds(seconds)}"
     if seconds < SLOW:
-        return Finding(area=NETWORK, name=name, fact=fact)
+        return Finding(NETWORK, name, fact)
     line = "127.0.0.1 localhost" if "127.0.0.1" in name else f"127.0.1.1 {socket.gethostname()}"
     advice = f"add the line `{line}` to /etc/hosts: a name server that does not answer delays the start of ranks"
     return warning(NETWORK, name, fact, advice)
@@ -236,17 +236,17 @@ def look_at_process() -> list[Finding]:
         *_fork(),
         cuda_finding(),
         *_imports(),
-        Finding(area=HERE, name="variables", fact=values or "none that changes a launch"),
+        Finding(HERE, "variables", values or "none that changes a launch"),
     ]
 
 
 def _fork() -> list[Finding]:
     name = "fork"
     if "torch" not in sys.modules:
-        return [Finding(area=HERE, name=name, fact="torch is not imported here; nothing prevents a fork")]
+        return [Finding(HERE, name, "torch is not imported here; nothing prevents a fork")]
     health = try_fork()
     if health.cuda and health.parallel:
-        return [Finding(area=HERE, name=name, fact="tried: a fork can run parallel operations", verdict="good")]
+        return [Finding(HERE, name, "tried: a fork can run parallel operations", "good")]
     lost = [*([] if health.parallel else ["parallel operations"]), *([] if health.cuda else ["CUDA"])]
     fact = f"tried: a fork of this process cannot run {' or '.join(lost)}, because this process has used them"
     return [warning(HERE, name, fact, FORKSERVER)]
@@ -257,17 +257,17 @@ def _imports() -> list[Finding]:
     image = inherited_imports()
     if not image.num_modules and not image.left_out:
         fact = "nothing was launched yet that ranks could inherit imports from"
-        return [Finding(area=HERE, name="imports", fact=fact)]
+        return [Finding(HERE, "imports", fact)]
     facts = [f"ranks inherit {plural(image.num_modules, 'imported module')}"]
     facts += [f"each rank imports {name} at each launch: {reason}" for name, reason in image.left_out.items()]
-    return [Finding(area=HERE, name="imports", fact=fact) for fact in facts]
+    return [Finding(HERE, "imports", fact) for fact in facts]
 
 
 def cuda_finding() -> Finding:
     """Return the finding about CUDA in this process."""
     # The descriptor that lists the folder is closed by now, so its entry leads nowhere: `realpath` does not raise.
     if CUDA_FILE not in {os.path.realpath(entry) for entry in list(Path("/proc/self/fd").iterdir())}:
-        return Finding(area=HERE, name="CUDA", fact="not started in this process")
+        return Finding(HERE, "CUDA", "not started in this process")
     return warning(HERE, "CUDA", "started in this process, by a cell or an import", FORKSERVER)
 
 
@@ -287,16 +287,14 @@ def look_at_software() -> list[Finding]:
     """Return the versions, and a problem for each that does not work."""
     file = accelerate_yaml.default_path()
     return [
-        Finding(area=SOFTWARE, name="Python", fact=f"{platform.python_version()} at {sys.executable}"),
-        Finding(area=SOFTWARE, name="system", fact=platform.platform()),
-        Finding(area=SOFTWARE, name="notebook-launcher", fact=f"{notebook_launcher.__version__} at {PACKAGE_FOLDER}"),
+        Finding(SOFTWARE, "Python", f"{platform.python_version()} at {sys.executable}"),
+        Finding(SOFTWARE, "system", platform.platform()),
+        Finding(SOFTWARE, "notebook-launcher", f"{notebook_launcher.__version__} at {PACKAGE_FOLDER}"),
         torch_finding(version_of("torch")),
-        Finding(area=SOFTWARE, name="NCCL", fact=_nccl() or "not installed as a package"),
+        Finding(SOFTWARE, "NCCL", _nccl() or "not installed as a package"),
         ipykernel_finding(version_of("ipykernel")),
-        Finding(
-            area=SOFTWARE, name="beside it", fact=", ".join(f"{name} {v}" for name in BESIDE if (v := version_of(name)))
-        ),
-        Finding(area=SOFTWARE, name="settings file", fact=str(file) if file.is_file() else f"none ({file})"),
+        Finding(SOFTWARE, "beside it", ", ".join(f"{name} {v}" for name in BESIDE if (v := version_of(name)))),
+        Finding(SOFTWARE, "settings file", str(file) if file.is_file() else f"none ({file})"),
     ]
 
 
@@ -304,10 +302,10 @@ def torch_finding(version: str | None) -> Finding:
     """Return the finding about a version of torch; None or an empty text: not installed."""
     if not version:
         advice = "pip install torch"
-        return Finding(area=SOFTWARE, name="torch", fact="not installed", verdict="problem", advice=advice)
+        return Finding(SOFTWARE, "torch", "not installed", "problem", advice)
     kind, number = devices.torch_build()
     built = f"built for CUDA {number}" if kind == "cuda" else "built without CUDA"
-    return Finding(area=SOFTWARE, name="torch", fact=f"{version}, {built}")
+    return Finding(SOFTWARE, "torch", f"{version}, {built}")
 
 
 def _nccl() -> str:
@@ -320,5 +318,5 @@ def ipykernel_finding(version: str | None) -> Finding:
     if version in BROKEN_IPYKERNELS:
         fact = f"{version}, which cannot show rich output that comes from a thread"
         advice = "%pip install 'ipykernel>=7.1' and restart the kernel"
-        return Finding(area=SOFTWARE, name="ipykernel", fact=fact, verdict="problem", advice=advice)
-    return Finding(area=SOFTWARE, name="ipykernel", fact=version or "not installed")
+        return Finding(SOFTWARE, "ipykernel", fact, "problem", advice)
+    return Finding(SOFTWARE, "ipykernel", version or "not installed")

@@ -21,7 +21,7 @@ Verdict = Literal["fact", "good", "warning", "problem"]
 `"problem"`: launches fail or lose output until it is changed."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Finding:
     """One fact, the verdict on it, and what to type."""
 
@@ -37,7 +37,7 @@ class Finding:
 
 def warning(area: str, name: str, fact: str, advice: str) -> Finding:
     """Return a warning with what to type; without advice, a fact."""
-    return Finding(area=area, name=name, fact=fact, verdict="warning" if advice else "fact", advice=advice)
+    return Finding(area, name, fact, "warning" if advice else "fact", advice)
 
 
 # --------------------------------------------------------------------------------------------------------------------

@@ -38,12 +38,7 @@ TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 
 class UsageMeter:
-    """Samples the memory and the load of one run's ranks; the run's thread drives it, any thread may read `usage`.
-
-    Args:
-        launched: Time of the launch, by `time.monotonic()`.
-        num_ranks: Number of ranks.
-    """
+    """Samples the memory and the load of one run's ranks; the run's thread drives it, any thread may read `usage`."""
 
     def __init__(self, launched: float, num_ranks: int) -> None:
         self.usage: dict[int, RankUsage] = {}
@@ -93,26 +88,25 @@ class UsageMeter:
 
 def halve(usage: RankUsage) -> RankUsage:
     """Return half as many samples: of each two the later time, the most memory and the mean load."""
+
+    def peaks(column: tuple[int | None, ...]) -> tuple[int | None, ...]:
+        return tuple(max((value for value in pair if value is not None), default=None) for pair in _pairs(column))
+
+    def means(column: tuple[float | None, ...]) -> tuple[float | None, ...]:
+        known = ([value for value in pair if value is not None] for pair in _pairs(column))
+        return tuple(sum(values) / len(values) if values else None for values in known)
+
     return RankUsage(
         times=tuple(pair[-1] for pair in _pairs(usage.times)),
-        memory=_peaks(usage.memory),
-        load=_means(usage.load),
-        gpu_memory=_peaks(usage.gpu_memory),
-        gpu_utilization=_means(usage.gpu_utilization),
+        memory=peaks(usage.memory),
+        load=means(usage.load),
+        gpu_memory=peaks(usage.gpu_memory),
+        gpu_utilization=means(usage.gpu_utilization),
     )
 
 
 def _pairs(column: tuple[T, ...]) -> list[tuple[T, ...]]:
     return [column[at : at + 2] for at in range(0, len(column), 2)]
-
-
-def _peaks(column: tuple[int | None, ...]) -> tuple[int | None, ...]:
-    return tuple(max((value for value in pair if value is not None), default=None) for pair in _pairs(column))
-
-
-def _means(column: tuple[float | None, ...]) -> tuple[float | None, ...]:
-    known = ([value for value in pair if value is not None] for pair in _pairs(column))
-    return tuple(sum(values) / len(values) if values else None for values in known)
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -137,18 +131,13 @@ class GpuMeter:
     """Reads the GPUs of one run when asked, at most once a second; from any thread.
 
     NVML stays open from the first reading to `close`, because opening it may take longer than all readings together.
-
-    Args:
-        gpus: NVML indices or UUIDs of the GPUs, in the order in which the ranks take them; empty: there is nothing to
-            read.
+    `gpus`: NVML indices or UUIDs, in the order in which the ranks take them.
     """
 
     def __init__(self, gpus: Sequence[int | str]) -> None:
         self._gpus = tuple(gpus)
         self._lock = threading.Lock()
-        """Held during a reading."""
         self._library: devices.Library | None = None
-        """NVML, open from the first reading to `close`."""
         self._is_closed = not gpus
         """True if there is nothing more to read."""
         self._looked_at = float("-inf")
@@ -219,13 +208,7 @@ class Pace:
         """The first mark, and the last one at which the count had grown: what comes after the work does not count."""
 
     def note(self, time: float, count: float, loop: object = None) -> None:
-        """Note the count at a time.
-
-        Args:
-            time: Time of the count, in seconds.
-            count: Items so far, in all loops.
-            loop: Anything that stays equal during one loop.
-        """
+        """Note the count of items so far, in all loops; `loop` is anything that stays equal during one loop."""
         if loop != self._loop:
             self._loop, self._loop_since = loop, time
         if self._first is None:
@@ -284,14 +267,9 @@ class SamplePace(Pace):
         self._num_samples = 0.0
 
     def add(self, time: float, num_samples: float, spans: Spans, since: float, offset: float = 0.0) -> None:
-        """Add the samples of one record of phases.
+        """Add the samples of one record of phases, whose `spans` and `since` are by the clock of the rank's machine.
 
-        Args:
-            time: Time of the record, by CLOCK_MONOTONIC of this machine.
-            num_samples: Number of samples.
-            spans: As `Phases.spans` and, as the next argument, `Phases.since`: by the clock of the rank's machine.
-            since: Time at which the first span began.
-            offset: Seconds by which the clock of this machine is ahead of that one.
+        The clock of this machine, by which `time` is, is ahead of that one by `offset` seconds.
         """
         end = time
         if spans:

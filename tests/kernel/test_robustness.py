@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 KERNEL_CODE = "def rank(): return int(os.environ['RANK'])"
+KERNEL_IS_NEW = True  # It has not imported torch.
 
 
 def test_kernel_needs_no_torch_and_may_have_a_default_timeout_for_sockets(kernel: Kernel) -> None:

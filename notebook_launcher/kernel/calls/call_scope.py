@@ -77,12 +77,7 @@ MOST_NAMES = 3
 
 
 class OutgoingCall:
-    """A call on its way to the ranks: packed into a parcel, or inherited by a fork.
-
-    Args:
-        call: The function and its arguments; None in a host, where only the ranks unpack them.
-        parcel: The packed call, which `close` closes; None if it is not packed yet, or inherited.
-    """
+    """A call on its way to the ranks: packed into a parcel, which `close` closes, or inherited by a fork."""
 
     def __init__(self, call: travel.FunctionCall | None, parcel: AnonymousFile | None = None) -> None:
         self.call = call

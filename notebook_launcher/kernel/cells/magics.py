@@ -62,12 +62,7 @@ def _installed(shell: Any) -> RankMagics | None:
 
 
 class RankMagics:
-    """`%%ranks` and `%ranks`.
-
-    Args:
-        shell: IPython's shell.
-        make_session: Opens a session: `Session`.
-    """
+    """`%%ranks` and `%ranks`; `make_session` opens a session, as `Session` does."""
 
     def __init__(self, shell: Any, make_session: Callable[..., Any]) -> None:
         self._shell = shell

@@ -43,13 +43,9 @@ def open_tap(
 ) -> Tap | None:
     """Receive the messages to a comm until `Tap.close(comm_id)`.
 
-    Args:
-        comm_id: Id of the comm.
-        receive: Called with the content of each custom message, in a thread of ipykernel, so it must not block.
-        whole: Called in the same way with each whole message; returns False for a message that ipykernel is to handle.
-
-    Returns:
-        The kernel's tap; None outside a kernel, and if this ipykernel lacks a name that the tap needs.
+    `receive` is called with the content of each custom message, in a thread of ipykernel, so it must not block;
+    `whole` in the same way with each whole message, and returns False for one that ipykernel is to handle. Return the
+    kernel's tap; None outside a kernel, and if this ipykernel lacks a name that the tap needs.
     """
     kernel = _running_kernel()
     if kernel is None:
@@ -106,11 +102,6 @@ class Tap:
         else:
             self._default_on_recv = kernel.shell_channel_thread_main
 
-    @property
-    def must_poll(self) -> bool:
-        """True if the main thread must call `poll` while it waits."""
-        return self._reading_loop is None
-
     def open(self, comm_id: str, receive: Callable[[dict[str, Any]], bool]) -> None:
         """Start to receive the messages to a comm; `receive` returns False for those that ipykernel is to handle."""
         self._receivers[comm_id] = receive
@@ -128,7 +119,9 @@ class Tap:
 
     def poll(self) -> float | None:
         """Process pending messages, if the main thread must. Return the seconds until the next call; None: never."""
-        if not (self.must_poll and self._receivers and threading.current_thread() is threading.main_thread()):
+        if not (
+            self._reading_loop is None and self._receivers and threading.current_thread() is threading.main_thread()
+        ):
             return None
         import zmq
 

@@ -23,7 +23,7 @@ from notebook_launcher.installed import BROKEN_IPYKERNELS
 from notebook_launcher.ipython_shell import kernel_shell
 from notebook_launcher.kernel.display.questions import reader_of
 from notebook_launcher.kernel.latch import Latch
-from notebook_launcher.wording import bounded
+from notebook_launcher.wording import bounded, escape, format_elapsed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -188,7 +188,8 @@ class CellSink(Sink):
         """The event loop of the thread that publishes."""
         self._streams = {name: _redirected(getattr(sys, name)) for name in ("stdout", "stderr")}
         """By stream: the file to which the cell redirects it; None if the stream is not redirected."""
-        self._publisher = None if _is_zmq(shell.display_pub) else shell.display_pub
+        ours: Any = sys.modules["ipykernel.zmqshell"]
+        self._publisher = None if isinstance(shell.display_pub, ours.ZMQDisplayPublisher) else shell.display_pub
         """The publisher that captures the cell's displays; None if they are not captured."""
         # Colab's hook on displays adds to their metadata what its page needs; each thread has hooks of its own.
         self._hooks = () if self._publisher else tuple(getattr(shell.display_pub, "_hooks", ()))
@@ -302,7 +303,9 @@ class CellSink(Sink):
         if self._publisher is not None:
             self._publisher.publish(data=dict(data), metadata=metadata, transient=transient, update=update)
             return
-        content = {"data": _printable(data), "metadata": metadata, "transient": transient}
+        # JSON carries the bytes of images in base64.
+        coded = {kind: base64.b64encode(v).decode() if isinstance(v, bytes) else v for kind, v in data.items()}
+        content = {"data": coded, "metadata": metadata, "transient": transient}
         self._send("update_display_data" if update else "display_data", content)
 
     @property
@@ -371,8 +374,10 @@ class CellSink(Sink):
         with self._moving:
             if self._held is None:
                 self.call(self._publish, kind, content, self._parent)
-            elif kind == "stream" and self._held and _is_stream(self._held[-1], content["name"]):
-                self._held[-1][1]["text"] += content["text"]
+                return
+            last_kind, last = self._held[-1] if self._held else ("", {})
+            if kind == last_kind == "stream" and last["name"] == content["name"]:
+                last["text"] += content["text"]
             else:
                 self._held.append((kind, content))
 
@@ -405,22 +410,6 @@ def _widget_metadata(data: Mapping[str, Any]) -> dict[str, Any]:
     except ImportError:  # The name is not public.
         return {}
     return get_repr_metadata()
-
-
-def _is_stream(message: tuple[str, dict[str, Any]], name: str) -> bool:
-    return message[0] == "stream" and message[1]["name"] == name
-
-
-def _is_zmq(publisher: Any) -> bool:
-    zmqshell: Any = sys.modules.get("ipykernel.zmqshell")
-    return isinstance(publisher, zmqshell.ZMQDisplayPublisher)
-
-
-def _printable(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a bundle that JSON can carry: bytes (images) in base64."""
-    return {
-        kind: base64.b64encode(value).decode() if isinstance(value, bytes) else value for kind, value in data.items()
-    }
 
 
 def _warn_of_broken_ipykernel() -> None:
@@ -493,33 +482,22 @@ def final_outputs(
     pictures: Sequence[RunPicture] = (),
     options: PlotOptions | None = None,
 ) -> list[Bundle]:
-    """Return the outputs that a run leaves at the end of its cell.
+    """Return the outputs that a run leaves at the end of its cell; `line` is its end in words.
 
-    Args:
-        line: End of the run, in words.
-        snapshot: State of the run.
-        curves: Its metrics.
-        is_raised: True if the cell raises the run's exception, which describes a failure in full.
-        key: The key of the monitor that may be explored in place of the picture; empty: there is none.
-        pictures: Pictures that ranks reported.
-        options: Options of the curves; None: the usual ones.
+    If the cell raises the run's exception, that describes a failure in full. `key`: of the monitor that may be explored
+    in place of the picture; empty: there is none. `options`: of the curves; None: the usual ones.
     """
-    if snapshot.state == "failed" and is_raised:
-        return [_folded(line, dataclasses.replace(snapshot, failures=(), error=""), curves, key)]
-    if snapshot.state != "failed" and snapshot.seconds < SHORT and not (has_picture(snapshot, curves) or pictures):
-        return [_folded(line, snapshot, curves, key)]
+    failed = snapshot.state == "failed"
+    if (failed and is_raised) or not (failed or snapshot.seconds >= SHORT or has_picture(snapshot, curves) or pictures):
+        folded = dataclasses.replace(snapshot, failures=(), error="") if failed else snapshot
+        return [{**_folded_picture(folded, curves, line, key), "text/plain": line}]
     return [bundle for bundle in picture_of(snapshot, curves, key, pictures, options) if bundle is not NOTHING]
 
 
 def _words(snapshot: RunSnapshot) -> str:
     from notebook_launcher.drawing.run_picture import static_text
-    from notebook_launcher.wording import bounded
 
     return bounded(static_text(snapshot), f"open_run({snapshot.id!r}).report() has more")
-
-
-def _folded(line: str, snapshot: RunSnapshot, curves: Curves, key: str) -> Bundle:
-    return {**_folded_picture(snapshot, curves, line, key), "text/plain": line}
 
 
 def _marked(html: str, name: str, key: str) -> str:
@@ -541,7 +519,6 @@ def kept_picture(snapshot: RunSnapshot, curves: Curves, key: str, *, opened: boo
 def line_of(snapshot: RunSnapshot) -> Bundle:
     """Return the first line of a run's picture, for front ends that cannot draw the monitor above the picture."""
     from notebook_launcher.drawing.run_picture import headline
-    from notebook_launcher.wording import escape
 
     return {"text/html": f"<div>{escape(headline(snapshot))}</div>", "text/plain": _words(snapshot)}
 
@@ -552,7 +529,6 @@ def _folded_picture(
     """Return the whole picture as one output that shows one line until it is clicked."""
     from notebook_launcher.drawing.run_picture import headline, static_html
     from notebook_launcher.drawing.tables import folded
-    from notebook_launcher.wording import format_elapsed
 
     if not (line or snapshot.is_over):  # A notebook that is saved now says this for ever.
         line = f"{headline(snapshot)}: a picture after {format_elapsed(snapshot.seconds)}, when the end was not known"

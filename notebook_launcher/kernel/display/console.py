@@ -69,13 +69,8 @@ class _Source:
 class Console:
     """The output of all ranks of one run. Not thread-safe, except for `logs` and `order`.
 
-    Args:
-        num_processes: Number of ranks.
-        output: The ranks whose lines are shown.
-        kept_in: For a cell: an expression for the lines that do not stay in the cell, such as `run.logs(rank)`;
-            None: all lines stay.
-        nodes: By rank: the name of its machine; empty if there is one.
-        is_brief: True for a cell that an agent reads.
+    `kept_in`: for a cell, an expression for the lines that do not stay in the cell, such as `run.logs(rank)`.
+    `nodes`: by rank, the name of its machine; empty if there is one. `is_brief`: an agent reads the cell.
     """
 
     def __init__(
@@ -147,21 +142,18 @@ class Console:
         """Start again with all the room of a cell, because the cell was cleared."""
         self._room.reset()
 
-    def finish(self, rank: int | None = None) -> None:
-        """End the unfinished lines of one rank, or of all ranks; for all ranks the next `take` is due at once."""
-        for (owner, stream), source in self._sources.items():
-            if rank in (None, owner):
-                self._add_text(owner, stream, source, source.decoder.decode(b"", final=True))
-                source.decoder.reset()
-                self._end_screen(owner, stream, source)
-        for (owner, stream), source in self._sources.items():
-            if rank in (None, owner):
-                self._release(owner, stream, source)
+    def finish(self) -> None:
+        """End the unfinished lines of all ranks; the next `take` is due at once."""
+        for (rank, stream), source in self._sources.items():
+            self._add_text(rank, stream, source, source.decoder.decode(b"", final=True))
+            source.decoder.reset()
+            self._end_screen(rank, stream, source)
+        for (rank, stream), source in self._sources.items():
+            self._release(rank, stream, source)
         self._is_pending = self._is_pending or bool(self._waiting or self._status)
-        if rank is None:
-            self._progress = ""
-            self._is_at_end = True
-            self._last_take = self._pending_since = float("-inf")
+        self._progress = ""
+        self._is_at_end = True
+        self._last_take = self._pending_since = float("-inf")
 
     def _end_screen(self, rank: int, stream: Stream, source: _Source) -> None:
         has_bar = source.screen.has_bar
@@ -286,12 +278,7 @@ def _shortened(row: str) -> str:
 
 
 def label(ranks: Iterable[int], nodes: Sequence[str] = ()) -> str:
-    """Return the label of a line that these ranks wrote: `[ranks 0,2] `, or `[ranks 0,1 on gpu1] `.
-
-    Args:
-        ranks: The ranks.
-        nodes: By rank: the name of its machine; empty if there is one.
-    """
+    """Return the label of a line that these ranks wrote: `[ranks 0,2] `, or `[ranks 0,1 on gpu1] `."""
     ranks = tuple(ranks)
     names = {nodes[rank] for rank in ranks} if nodes else set()
     place = f" on {names.pop()}" if len(names) == 1 else ""

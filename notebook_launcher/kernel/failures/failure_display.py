@@ -16,14 +16,7 @@ from textwrap import indent
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import notebook_launcher
-from notebook_launcher.errors import (
-    InternalError,
-    NodeLostError,
-    RankFailedError,
-    RemoteTraceback,
-    RunStoppedError,
-    RunTimeoutError,
-)
+from notebook_launcher import errors
 from notebook_launcher.ipython_shell import running_shell
 from notebook_launcher.kernel.failures.culprit import CRASHES, STOPPED, exit_argument, signal_name
 from notebook_launcher.kernel.inspection.hangs import SIZES_DIFFER, SUGGESTION, describe_mismatch
@@ -63,19 +56,19 @@ class _Rendering:
 def attach_failures(error: BaseException, failures: tuple[Failure, ...], results: Results) -> None:
     """Add to the exception its rank, the failures, the results, and the text that notebooks show."""
     # No rank is to blame for a time-out or a stop.
-    own = failures[0] if failures and not isinstance(error, (RunTimeoutError, RunStoppedError)) else None
+    own = failures[0] if failures and not isinstance(error, (errors.RunTimeoutError, errors.RunStoppedError)) else None
     for name, value in (("rank", own.rank if own else None), ("failures", results.failures), ("results", results)):
         # A user's exception may have an attribute of that name, or refuse attributes.
         if getattr(error, name, None) in (None, ()):
             with contextlib.suppress(Exception):
                 setattr(error, name, value)
-    if isinstance(error, RunStoppedError):
+    if isinstance(error, errors.RunStoppedError):
         show_as(error, str(error))  # Without the name of the class, which reads like a failure.
         return
     text = _story(failures, results) if own is not None else ""
     if own is not None and own.traceback and error.__cause__ is None:
         with contextlib.suppress(Exception):
-            error.__cause__ = RemoteTraceback("\n" + text)
+            error.__cause__ = errors.RemoteTraceback("\n" + text)
     kind = type(error).__name__
     try:
         words = str(error)
@@ -199,7 +192,7 @@ def _by_summary(failures: Iterable[Failure]) -> dict[str, list[int]]:
 def end_line(outcome: RunOutcome, *, is_raised: bool) -> str:
     """Return the run's last line, without its name; short about a failure if the cell raises the exception below it."""
     seconds = outcome.results.seconds
-    if isinstance(outcome.error, RunTimeoutError):
+    if isinstance(outcome.error, errors.RunTimeoutError):
         return f"timed out after {format_seconds(seconds)}"
     if outcome.state == "failed":
         return failed_after(seconds, getattr(outcome.error, "failures", None) or (), is_raised=is_raised)
@@ -399,19 +392,23 @@ def to_exception(
     """
     if failure.left_by:
         # Torch's own error speaks of a crashed peer, or of a time that has not passed.
-        return RankFailedError(_joined(f"{failure.summary}. {_LEFT}{'' if is_checked else f' {SUGGESTION}'}", evidence))
+        return errors.RankFailedError(
+            _joined(f"{failure.summary}. {_LEFT}{'' if is_checked else f' {SUGGESTION}'}", evidence)
+        )
     if culprit.raised is not None and culprit.raised.exit_code is None:
         fd, report = culprit.take_parcel(), culprit.raised.report
         original = unpack(fd, report) if fd is not None else None
         return original or cannot_travel(report.type_name, report.message, culprit.rank, evidence)
-    error = RankFailedError(_joined(_message(culprit, failure, num_ranks), evidence))
+    error = errors.RankFailedError(_joined(_message(culprit, failure, num_ranks), evidence))
     error.exitcode = failure.exitcode
     return error
 
 
-def cannot_travel(kind: str, message: str, rank: int, evidence: str = "") -> RankFailedError:
+def cannot_travel(kind: str, message: str, rank: int, evidence: str = "") -> errors.RankFailedError:
     """Return the error that stands in for an exception which cannot be rebuilt in the kernel."""
-    return RankFailedError(_joined(f"{kind}: {message} (rank {rank}; the exception itself cannot travel)", evidence))
+    return errors.RankFailedError(
+        _joined(f"{kind}: {message} (rank {rank}; the exception itself cannot travel)", evidence)
+    )
 
 
 def _joined(*parts: str) -> str:
@@ -456,10 +453,10 @@ def _signal_hint(outcome: RankOutcome, place: str) -> str:
     return "."
 
 
-def node_lost_error(lost: NodeLost) -> NodeLostError:
+def node_lost_error(lost: NodeLost) -> errors.NodeLostError:
     """Return the error for a node that is gone."""
     reason, _, words = lost.reason.partition("\n")
-    error = NodeLostError(
+    error = errors.NodeLostError(
         f"{lost.node} is gone, with {rank_list(lost.ranks)}: {reason}."
         + (f"\nIts last words:\n{indent(words, '    ')}" if words else "")
     )
@@ -467,9 +464,9 @@ def node_lost_error(lost: NodeLost) -> NodeLostError:
     return error
 
 
-def supervisor_lost_error(reason: str) -> InternalError:
+def supervisor_lost_error(reason: str) -> errors.InternalError:
     """Return the error for a supervisor that is gone."""
-    return InternalError(
+    return errors.InternalError(
         f"the supervisor of this run is gone ({reason}); its ranks were killed with it. Launch again, and if this "
         "happens again, report it with this message."
     )

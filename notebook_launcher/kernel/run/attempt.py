@@ -51,16 +51,8 @@ one (for example "connection reset")."""
 class Attempt:
     """One try at a call: knows each rank's outcome, and decides when and how the call is stopped.
 
-    Used in the run's thread alone; other threads may read its public attributes.
-
-    Args:
-        tree: The ranks' processes.
-        call: The call as a record.
-        fds: Descriptors beside the record (`OutgoingCall.fds`).
-        deadline: Time at which the run is stopped; None: never.
-        idle_timeout: Seconds without a sign of life from any rank after which the run is stopped; None: never.
-        debug: True if the first failure is looked into before the other ranks are stopped.
-        clock: Returns the time, by which all processes of the machine agree.
+    Used in the run's thread alone; other threads may read its public attributes. `fds` are the descriptors beside the
+    record of the call. `deadline`: time at which the run is stopped. `idle_timeout` and `debug` as in `LaunchConfig`.
     """
 
     def __init__(
@@ -75,9 +67,7 @@ class Attempt:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.tree = tree
-        """The ranks' processes."""
         self.state = CallState(tree.setup.num_processes, call.ranks)
-        """State of each rank."""
         self.requests = RankRequests(tree, clock)
         """Requests that the ranks carry out at their next step."""
         self.ladder: Ladder | None = None

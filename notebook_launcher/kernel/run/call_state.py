@@ -25,12 +25,7 @@ IDLE = "is idle, so the collective never ends: interrupt the cell, and run it on
 
 
 class CallState:
-    """State of each rank in one call; its fields are read by all, and written by the attempt alone.
-
-    Args:
-        num_processes: Number of ranks.
-        called_ranks: The ranks that the call is for; None: all.
-    """
+    """State of each rank in one call; its fields are read by all, and written by the attempt alone."""
 
     def __init__(self, num_processes: int, called_ranks: tuple[int, ...] | None) -> None:
         self.num_processes = num_processes

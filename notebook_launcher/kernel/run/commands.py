@@ -87,12 +87,7 @@ class CommandQueue:
 
 
 class RankRequests:
-    """The requests of one attempt; the ranks find them on the board, and changes in their channels.
-
-    Args:
-        tree: The ranks' processes.
-        clock: Returns the time.
-    """
+    """The requests of one attempt; the ranks find them on the board, and changes in their channels."""
 
     def __init__(self, tree: Tree, clock: Callable[[], float] = time.monotonic) -> None:
         self._tree = tree
@@ -184,11 +179,8 @@ def no_update_yet(
 ) -> str:
     """Return why the request cannot be carried out.
 
-    Args:
-        consequence: Clause that names what cannot be done, such as `it cannot be saved`.
-        advice: Another way, or when to try again, as the end of a sentence.
-        trainer: The trainer of another library that the function has made; None: there is none.
-        asks: What was asked for, for advice about that trainer; empty: none is given.
+    `consequence`: clause that names what cannot be done, such as `it cannot be saved`. `advice`: another way, or when
+    to try again. `trainer`: the one of another library that the function has made; what it `asks` decides on advice.
     """
     if trainer is not None and trainer.answers:
         return f"{trainer.name} has made no update in this run yet, so {consequence}. Try again after the first one."

@@ -27,18 +27,9 @@ from notebook_launcher.kernel.inspection.hangs import HangWatch, suggestion
 from notebook_launcher.kernel.inspection.profiles import ProfileRequests
 from notebook_launcher.kernel.inspection.stacks import Stacks
 from notebook_launcher.kernel.latch import can_hold_interrupts, held_interrupts
+from notebook_launcher.kernel.run import conclusion
 from notebook_launcher.kernel.run.attempt import Attempt
 from notebook_launcher.kernel.run.commands import Inquiry, StopCommand
-from notebook_launcher.kernel.run.conclusion import (
-    close_ranks,
-    conclude,
-    describe_failure,
-    end_ranks,
-    fault_of_ours,
-    mend,
-    replace_the_dead,
-    restart,
-)
 from notebook_launcher.kernel.run.data import RunData
 from notebook_launcher.kernel.run.live_values import LiveRecord, describe_change
 from notebook_launcher.kernel.run.snapshots import QUIET, LiveRunReader, take_rank_snapshots
@@ -231,7 +222,7 @@ class RunConduct:
             yield
             with self.ranks.comms.served(self.ranks.wake):
                 yield from self._repeat()
-            outcome = conclude(self.data, self._settle_folder, self._hosting)
+            outcome = conclusion.conclude(self.data, self._settle_folder, self._hosting)
             unsent = outcome.results.unsent
             for reason in dict.fromkeys(unsent.values()):
                 ranks = rank_list(rank for rank in unsent if unsent[rank] == reason)
@@ -249,7 +240,7 @@ class RunConduct:
         if self.data.attempt is not None:
             self.data.attempt.state.close()
         seconds = time.monotonic() - self.data.launched
-        return fault_of_ours(fault, self.data.plan, seconds=seconds, folder=self._settle_folder(True))
+        return conclusion.fault_of_ours(fault, self.data.plan, seconds=seconds, folder=self._settle_folder(True))
 
     def _finish(self, outcome: RunOutcome) -> None:
         data = self.data
@@ -290,17 +281,17 @@ class RunConduct:
                 return
             data.restarts += 1
             data.output.notice(
-                f"{data.name}: attempt {data.restarts} {describe_failure(data)}; "
+                f"{data.name}: attempt {data.restarts} {conclusion.describe_failure(data)}; "
                 f"starting again ({data.restarts} of {limit} restarts)"
             )
             attempt.state.close()
-            restart(data, self.ranks, self._call.call)
+            conclusion.restart(data, self.ranks, self._call.call)
 
     def _run_attempt(self) -> Steps[Attempt]:
         data, attempt = self.data, self._new_attempt()
         handle = partial(self._handle, attempt=attempt)
         if self.ranks.many_calls:
-            replace_the_dead(data, self.ranks, attempt, handle)
+            conclusion.replace_the_dead(data, self.ranks, attempt, handle)
         attempt.begin()
         while not attempt.settled:
             self._obey_all(attempt)
@@ -328,11 +319,11 @@ class RunConduct:
                 handle(event)
         self.ranks.comms.updates.publish(None)
         if attempt.state.tree_lost:
-            close_ranks(data, self.ranks, attempt)
+            conclusion.close_ranks(data, self.ranks, attempt)
         elif self.ranks.many_calls:
-            mend(data, self.ranks, attempt, handle)
+            conclusion.mend(data, self.ranks, attempt, handle)
         else:
-            end_ranks(data, self.ranks, attempt, handle)
+            conclusion.end_ranks(data, self.ranks, attempt, handle)
         return attempt
 
     def _new_attempt(self) -> Attempt:

@@ -123,27 +123,17 @@ def timeout_error(timeout: float, why: str) -> RunTimeoutError:
 
 
 class TimeLimits:
-    """The two limits of one attempt; all times are by `clock`.
-
-    Args:
-        deadline: Time at which the run has taken too long; None: never.
-        idle_timeout: Seconds without a sign of life from any rank after which the run counts as idle; None: never.
-        clock: Returns the time.
-    """
+    """The two limits of one attempt: its deadline, and the seconds without a sign of life from any rank; None: none."""
 
     def __init__(self, deadline: float | None, idle_timeout: float | None, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._deadline = math.inf if deadline is None else deadline
+        self.deadline = math.inf if deadline is None else deadline
+        """Time at which the run has taken too long; infinity: never."""
         self._idle_timeout = math.inf if idle_timeout is None else idle_timeout
         self._active_at = clock()
         """Time at which a rank last sent something."""
         self._held_at: float | None = None
         """Time since which the clock of the deadline stands still; None while it runs."""
-
-    @property
-    def deadline(self) -> float:
-        """Time at which the run has taken too long; infinity: never."""
-        return self._deadline
 
     def note_activity(self) -> None:
         """Note that a rank sent something just now."""
@@ -157,16 +147,15 @@ class TimeLimits:
     def release(self) -> None:
         """Let the clock of the deadline run on; idempotent."""
         if self._held_at is not None:
-            self._deadline += self._clock() - self._held_at
+            self.deadline += self._clock() - self._held_at
             self._held_at = None
 
     def next_at(self, *, has_begun: bool) -> float:
         """Return the time at which a limit is reached; infinity if none will be.
 
-        Args:
-            has_begun: True once a rank runs the function; until then the run is never idle, as the start may take long.
+        A run is idle only once it `has_begun`, since a rank runs the function: the start may take long.
         """
-        return min(self._idle_at if has_begun else math.inf, self._deadline if self._held_at is None else math.inf)
+        return min(self._idle_at if has_begun else math.inf, self.deadline if self._held_at is None else math.inf)
 
     def is_idle(self, now: float, *, has_begun: bool) -> bool:
         """Return True if the ranks have done nothing for too long; `has_begun` as above."""

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from notebook_launcher.history.schema import MetricPoint, RankPhases, RankState, RunChange, RunPicture, RunState
     from notebook_launcher.kernel.failures.culprit import Failure
     from notebook_launcher.kernel.results import Results
-    from notebook_launcher.kernel.run.conclusion import RunOutcome
     from notebook_launcher.kernel.run.data import RunData
 
 
@@ -55,8 +54,9 @@ def take_snapshot(data: RunData) -> RunSnapshot:
     outcome, plan = data.outcome, data.plan
     results = outcome.results if outcome is not None else None
     hang = data.hang
-    failures = _failures(results)
     phases = data.live.phases
+    # A stop that the user asked for is not a failure.
+    error = "" if outcome is None or outcome.error is None or outcome.state == "stopped" else one_line_of(outcome.error)
     return RunSnapshot(
         id=data.id,
         name=data.edits["name"] or data.name,
@@ -72,9 +72,18 @@ def take_snapshot(data: RunData) -> RunSnapshot:
         restarts=results.restarts if results is not None else data.restarts,
         stopped_by=results.stopped_by if results is not None else None,
         timed_out=results.timed_out if results is not None else False,
-        error=_error(outcome),
+        error=error,
         ranks=take_rank_snapshots(data, phases),
-        failures=tuple(_failure(failure) for failure in failures),
+        failures=tuple(
+            RankFailure(
+                rank=failure.rank,
+                summary=failure.summary,
+                traceback=failure.traceback,
+                victim=failure.victim,
+                last_lines=failure.last_lines,
+            )
+            for failure in _failures(results)
+        ),
         waiting=hang.text(time.monotonic()) if hang is not None else data.stopped_in,
         phases=phases,
         usage=dict(data.usage.usage),
@@ -153,13 +162,6 @@ def _rank_state(data: RunData, rank: int) -> RankState:
     return "running"
 
 
-def _error(outcome: RunOutcome | None) -> str:
-    """Return the run's failure in one line; a stop that the user asked for is not a failure."""
-    if outcome is None or outcome.error is None or outcome.state == "stopped":
-        return ""
-    return one_line_of(outcome.error)
-
-
 def _reasons(results: Results) -> dict[int, str]:
     """Return why ranks returned nothing: a rank's own failure, or the culprit."""
     own = {failure.rank: failure.summary for failure in reversed(_failures(results))}
@@ -169,16 +171,6 @@ def _reasons(results: Results) -> dict[int, str]:
 def _failures(results: Results | None) -> list[Failure]:
     """Return the failures, without ranks that were only stopped."""
     return [failure for failure in results.failures if failure.summary != STOPPED] if results is not None else []
-
-
-def _failure(failure: Failure) -> RankFailure:
-    return RankFailure(
-        rank=failure.rank,
-        summary=failure.summary,
-        traceback=failure.traceback,
-        victim=failure.victim,
-        last_lines=failure.last_lines,
-    )
 
 
 # --------------------------------------------------------------------------------------------------------------------

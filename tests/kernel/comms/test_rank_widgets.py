@@ -18,6 +18,7 @@ session = Session(2, devices="cpu", monitor=False)
 session.activate()
 session.execute("import os, time, ipywidgets as w, torch.distributed as dist; rank = dist.get_rank()")
 """
+KERNEL_IS_NEW = True  # It has no comms.
 KERNEL_CODE = f"""
 import threading
 import comm

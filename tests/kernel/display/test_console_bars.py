@@ -143,15 +143,6 @@ def test_live_area_is_bounded():
     assert max(map(len, lines)) < 300
 
 
-def test_finish_of_one_rank_ends_its_lines_alone():
-    cell = Cell(2)
-    cell.feed("\r10 %", 0)
-    cell.feed("\r20 %", 1)
-    cell.tick()
-    cell.console.finish(rank=0)
-    assert cell.tick() == [Text("stdout", "[rank 0] 10 %\n"), Status("[rank 1] 20 %")]
-
-
 def test_finish_is_due_at_once_and_the_console_remains_usable():
     cell = Cell()
     cell.feed("a\n")
