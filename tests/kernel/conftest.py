@@ -22,14 +22,14 @@ __all__ = ["module_kernel", "shared_kernels"]
 
 # A handle that a variable, `Out` or the last exception holds would keep its session open.
 RESET = """
-import gc, os, sys
+import os, sys
 os.chdir({cwd!r} or get_ipython().starting_dir)
 for name in ("last_type", "last_value", "last_traceback", "last_exc"):
     vars(sys).pop(name, None)
 if "notebook_launcher" in get_ipython().extension_manager.loaded:
     get_ipython().run_line_magic("unload_ext", "notebook_launcher")
 get_ipython().reset(new_session=False)
-sys.modules["gc"].collect()
+__import__("gc").collect()
 """
 
 
