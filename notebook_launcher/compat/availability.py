@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import importlib.util
 import sys
 from typing import TYPE_CHECKING, Any
@@ -13,40 +14,14 @@ if TYPE_CHECKING:
 __all__ = ["NAMES"]
 
 PACKAGES = {
-    "4bit_bnb": "bitsandbytes",
-    "8bit_bnb": "bitsandbytes",
-    "aim": "aim",
-    "amdsmi": "amdsmi",
-    "bnb": "bitsandbytes",
-    "boto3": "boto3",
-    "clearml": "clearml",
-    "comet_ml": "comet_ml",
-    "datasets": "datasets",
-    "dvclive": "dvclive",
-    "import_timer": "import_timer",
+    **{name: name for name in (
+        "aim", "amdsmi", "boto3", "clearml", "comet_ml", "datasets", "dvclive", "import_timer", "matplotlib", "mlflow",
+        "numpy", "pandas", "peft", "pynvml", "pytest", "rich", "sagemaker", "schedulefree", "swanlab", "tensorboard",
+        "timm", "torchao", "torchdata", "torchvision", "tqdm", "trackio", "transformers", "triton", "wandb",
+    )},
+    **dict.fromkeys(("4bit_bnb", "8bit_bnb", "bnb"), "bitsandbytes"),
     "lomo": "lomo_optim",
-    "matplotlib": "matplotlib",
-    "mlflow": "mlflow",
-    "numpy": "numpy",
-    "pandas": "pandas",
-    "peft": "peft",
-    "pynvml": "pynvml",
-    "pytest": "pytest",
-    "rich": "rich",
-    "sagemaker": "sagemaker",
-    "schedulefree": "schedulefree",
-    "swanlab": "swanlab",
-    "tensorboard": "tensorboard",
-    "timm": "timm",
-    "torchao": "torchao",
-    "torchdata": "torchdata",
-    "torchvision": "torchvision",
-    "tqdm": "tqdm",
-    "trackio": "trackio",
-    "transformers": "transformers",
-    "triton": "triton",
-    "wandb": "wandb",
-}
+}  # fmt: skip
 """By the middle of the function's name, the package that it looks for."""
 
 UNSUPPORTED = (
@@ -69,45 +44,22 @@ def _is_supported(*_: Any, **__: Any) -> bool:
     return True
 
 
-def _has_cuda(*_: Any, **__: Any) -> bool:
-    import torch
+def _torch_says(answer: Callable[[Any], bool]) -> Callable[..., bool]:
+    def ask(*_: Any, **__: Any) -> bool:
+        return answer(importlib.import_module("torch"))
 
-    return torch.cuda.is_available()
-
-
-def _has_bf16(*_: Any, **__: Any) -> bool:
-    import torch
-
-    return not torch.cuda.is_available() or torch.cuda.is_bf16_supported()
-
-
-def _has_rocm(*_: Any, **__: Any) -> bool:
-    import torch
-
-    return torch.version.hip is not None and torch.cuda.is_available()
-
-
-def _has_mps(*_: Any, **__: Any) -> bool:
-    import torch
-
-    return torch.backends.mps.is_available()
-
-
-def _has_distributed(*_: Any, **__: Any) -> bool:
-    import torch
-
-    return torch.distributed.is_available()
+    return ask
 
 
 NAMES: dict[str, Callable[..., bool]] = {
     **{f"is_{name}_available": functools.partial(_find_package, package) for name, package in PACKAGES.items()},
     **{f"is_{name}_available": _is_unsupported for name in UNSUPPORTED},
-    "is_bf16_available": _has_bf16,
-    "is_cuda_available": _has_cuda,
+    "is_bf16_available": _torch_says(lambda torch: not torch.cuda.is_available() or torch.cuda.is_bf16_supported()),
+    "is_cuda_available": _torch_says(lambda torch: torch.cuda.is_available()),
     "is_fp16_available": _is_supported,
     "is_habana_gaudi1": _is_unsupported,
-    "is_mps_available": _has_mps,
-    "is_rocm_available": _has_rocm,
-    "is_torch_distributed_available": _has_distributed,
+    "is_mps_available": _torch_says(lambda torch: torch.backends.mps.is_available()),
+    "is_rocm_available": _torch_says(lambda torch: torch.version.hip is not None and torch.cuda.is_available()),
+    "is_torch_distributed_available": _torch_says(lambda torch: torch.distributed.is_available()),
     "is_weights_only_available": _is_supported,
 }

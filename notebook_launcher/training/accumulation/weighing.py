@@ -328,7 +328,7 @@ class Weighing:
         if self._is_local:
             weights = (weights[self._data_rank],) * self._num_data_ranks
         if 0 in weights and loader is not None:
-            loader.note_repeat()
+            loader.repeat_is_known = True
         return weights
 
     def _unit_of_given(self, weight: float | torch.Tensor) -> float:

@@ -1,16 +1,19 @@
-"""Batches that rank 0 reads for all ranks: counted, cut into portions and sent."""
+"""Batches that rank 0 reads for all ranks: cut into portions and sent."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import io
 import itertools
+import pickle
 from typing import TYPE_CHECKING, Any
 
+import cloudpickle
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+import torch.distributed as dist
+from torch.utils.data import DataLoader, IterableDataset, default_collate
 
-from notebook_launcher.training.data import wire
 from notebook_launcher.training.data.iterables import OnlyRankInWorker
 from notebook_launcher.training.data.loader import (
     Delivery,
@@ -30,7 +33,8 @@ from notebook_launcher.training.data.rows import (
     values_of_batch,
 )
 from notebook_launcher.training.data.samplers import length_of, sampler_chain
-from notebook_launcher.training.data.sharding import WalkedSampler
+from notebook_launcher.training.data.sharding import Walk
+from notebook_launcher.training.operations.checking import sending_device
 from notebook_launcher.training.operations.collectives import world_size
 from notebook_launcher.wording import type_of
 
@@ -82,10 +86,12 @@ class DataLoaderDispatcher(PreparedLoader):
         self.slice_fn = slice_fn
         self.even_batches = even_batches
         self.uneven = uneven
-        self._split_batches = split_batches
+        self.split_batches = split_batches
+        self.num_processes = world_size() if num_processes is None else num_processes
+        self._place = dist.get_rank() if self.num_processes > 1 and world_size() > 1 else 0
+        self._reads_for_all = self.num_processes > 1 and isinstance(dataset, IterableDataset)
         self._has_drawn_seed = False
         """True once this rank, which does not read, has drawn the seed of rank 0's workers."""
-        self._num_processes = world_size() if num_processes is None else num_processes
         super().__init__(
             dataset,
             skip_batches=skip_batches,
@@ -94,32 +100,16 @@ class DataLoaderDispatcher(PreparedLoader):
             _non_blocking=_non_blocking,
             **kwargs,
         )
-
-    @property
-    def num_processes(self) -> int:
-        """Number of ranks that the data are shared out among."""
-        return self._num_processes
-
-    @property
-    def _place(self) -> int:
-        return 0 if self.num_processes == 1 else torch.distributed.get_rank()
-
-    @property
-    def split_batches(self) -> bool:
-        """True if every batch is cut among the ranks."""
-        return self._split_batches
+        self.base_dataloader = self._make_base()
 
     def _fetching(self) -> dict[str, Any]:
         arguments = super()._fetching()
         is_ready = self.batch_sampler is None and self.batch_size is None
-        arguments["collate_fn"] = CountingCollate.around(self.collate_fn, is_ready=is_ready)
+        if is_ready or self.collate_fn is not default_collate:  # Torch's own makes a row of each sample.
+            arguments["collate_fn"] = CountingCollate(self.collate_fn, is_ready=is_ready)
         if self._reads_for_all and self.num_workers:
             arguments["worker_init_fn"] = OnlyRankInWorker(self.worker_init_fn)
         return arguments
-
-    @property
-    def _reads_for_all(self) -> bool:
-        return self.num_processes > 1 and isinstance(self.dataset, IterableDataset)
 
     def _portions(self) -> Portions:
         return Portions(
@@ -174,10 +164,8 @@ class DataLoaderDispatcher(PreparedLoader):
 
     def _deliveries(self, start: Position, order: Order | None) -> Iterator[Delivery]:
         where = torch.device("cpu" if self.device is None else self.device)
-        if self.num_processes == 1:
-            deliveries = self._lead(start, order, None)
-        elif torch.distributed.get_rank() == 0:
-            deliveries = self._lead(start, order, where)
+        if self._place == 0:
+            deliveries = self._lead(start, order, where if self.num_processes > 1 else None)
         else:
             deliveries = self._follow(start, where)
         for delivery in deliveries:
@@ -192,27 +180,28 @@ class DataLoaderDispatcher(PreparedLoader):
         while not is_last:
             try:
                 (parts, counts, samples), is_last = next(rounds, NOTHING)
-                parcels = [] if where is None else [wire.pack(part, where) for part in parts[1:]]
+                messages: list[Any] = [(part, counts, is_last, samples) for part in parts[1:]]
+                messages = messages if parts else [None] * (self.num_processes - 1)
+                parcels = [] if where is None else [pack(message, where) for message in messages]
             except Exception as error:
                 if where is not None:
-                    wire.send_error(error, where)
+                    send([pack(_picklable(error), where)] * (self.num_processes - 1), where)
                 raise
-            if where is not None and not parts:
-                wire.send_end(where)
+            if where is not None:
+                send(parcels, where)
             if not parts:
                 return
-            if where is not None:
-                wire.send(parcels, counts, is_last=is_last, samples=samples, device=where)
             yield Delivery(parts[0], counts, is_last, Position(start.epoch, samples))
 
     def _follow(self, start: Position, where: torch.device) -> Iterator[Delivery]:
         if not start:  # a resumed loop has drawn its seed already
             self._draw_seed()
-        while (message := wire.receive(where)) is not None:
+        is_last = False
+        while not is_last and (message := receive(where)) is not None:
+            if isinstance(message, Exception):
+                raise message
             batch, counts, is_last, samples = message
             yield Delivery(batch, counts, is_last, Position(start.epoch, samples))
-            if is_last:
-                return
 
     @property
     def _has_seeded_workers(self) -> bool:
@@ -253,8 +242,7 @@ class DataLoaderDispatcher(PreparedLoader):
         """Read the epoch's first round apart from its rest; all generators are as before."""
         owners = [*self._owners(), *generator_owners([self])]
         before = Order.capture(owners)
-        indices = WalkedSampler(sampler_chain(self)[0])
-        indices.begin_at(0, order)
+        indices = Walk(sampler_chain(self)[0], 0, order)
         fetching = {"collate_fn": self._fetching()["collate_fn"], "generator": self.generator}
         with before.replayed(owners):
             # As in `_walk`: the iterator draws a seed for workers, and a resumed loop has drawn its seed already.
@@ -441,3 +429,103 @@ def _whole(group: list[CountedBatch], missing: int = 0) -> tuple[list[Any], Roun
     dealt = [*group, *itertools.islice(itertools.cycle(group), missing)]
     real = (*(batch.rows for batch in group), *[0] * missing)
     return [batch.batch for batch in dealt], Round(tuple(batch.rows for batch in dealt), real, real)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The wire from rank 0 to every rank: objects pickled, tensors as they lie in memory.
+#
+# For each round one small tensor tells all ranks how much comes, and then each rank's own message goes to that rank:
+# its part, None at the end, or the error of the data set. With NCCL, a send by itself would make a communicator for
+# each pair of ranks. Sends in a batch, as here, go over the group's own, which the broadcast before has made.
+
+
+Parcel = tuple[torch.Tensor, list[torch.Tensor]]
+"""A message on its way, in bytes: pickled without its tensors, and the tensors."""
+
+
+def pack(message: Any, device: torch.device) -> Parcel:
+    """Return a message for another rank; its tensors are on `device`, if the group can send from there."""
+    where, file = sending_device(device), io.BytesIO()
+    pickler = _TensorPickler(file, where)
+    pickler.dump(message)
+    return torch.frombuffer(file.getbuffer(), dtype=torch.uint8).to(where), list(map(_as_bytes, pickler.tensors))
+
+
+def send(parcels: Sequence[Parcel], device: torch.device) -> None:
+    """Send every other rank its message; all other ranks must call `receive`."""
+    others = list(enumerate(parcels, 1))
+    sizes = torch.tensor([0, *(objects.numel() for objects, _ in parcels)], device=sending_device(device))
+    dist.broadcast(sizes, src=0)
+    # In two batches, as they are received: the objects describe how large the tensors are.
+    _exchange(
+        [dist.P2POp(dist.isend, objects, rank) for rank, (objects, _) in others],
+        [operation for rank, (_, tensors) in others for operation in _tensor_ops(dist.isend, tensors, rank)],
+    )
+
+
+def receive(device: torch.device) -> Any:
+    """Return rank 0's next message for this rank."""
+    where = sending_device(device)
+    sizes = torch.empty(dist.get_world_size(), dtype=torch.int64, device=where)
+    dist.broadcast(sizes, src=0)
+    memory = bytearray(int(sizes[dist.get_rank()]))
+    here = torch.frombuffer(memory, dtype=torch.uint8)
+    wire = here.to(where)  # on the CPU the same memory
+    _exchange([dist.P2POp(dist.irecv, wire, 0)])
+    here.copy_(wire)
+    unpickler = _TensorUnpickler(io.BytesIO(memory), where)
+    message = unpickler.load()
+    _exchange(_tensor_ops(dist.irecv, map(_as_bytes, unpickler.tensors), 0))
+    return message
+
+
+class _TensorPickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """A pickler that leaves plain tensors out, and notes their shapes."""
+
+    def __init__(self, file: io.BytesIO, device: torch.device) -> None:
+        super().__init__(file, protocol=5)
+        self.tensors: list[torch.Tensor] = []
+        self._device = device
+
+    def persistent_id(self, value: Any) -> Any:
+        if type(value) is not torch.Tensor or value.layout != torch.strided or value.is_quantized:
+            return None
+        self.tensors.append(value.detach().resolve_conj().resolve_neg().to(self._device).contiguous())
+        return tuple(value.shape), value.dtype
+
+
+class _TensorUnpickler(pickle.Unpickler):
+    """An unpickler that makes room for the tensors that were left out."""
+
+    def __init__(self, file: io.BytesIO, device: torch.device) -> None:
+        super().__init__(file)
+        self.tensors: list[torch.Tensor] = []
+        self._device = device
+
+    def persistent_load(self, pid: Any) -> torch.Tensor:
+        shape, dtype = pid
+        self.tensors.append(torch.empty(shape, dtype=dtype, device=self._device))
+        return self.tensors[-1]
+
+
+def _tensor_ops(operation: Callable[..., Any], tensors: Iterable[torch.Tensor], peer: int) -> list[dist.P2POp]:
+    return [dist.P2POp(operation, part, peer, tag=1 + at) for at, part in enumerate(tensors) if part.numel()]
+
+
+def _exchange(*batches: list[dist.P2POp]) -> None:
+    """Begin one batch after another, and wait for all."""
+    pending = [work for batch in batches if batch for work in dist.batch_isend_irecv(batch)]
+    for work in filter(None, pending):
+        work.wait()
+
+
+def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.view(-1).view(torch.uint8)
+
+
+def _picklable(error: Exception) -> Exception:
+    try:
+        pickle.loads(cloudpickle.dumps(error))
+    except Exception:  # whatever the exception's own code raises
+        return RuntimeError(f"the data set failed on rank 0: {type(error).__name__}: {error}")
+    return error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import itertools
 import os
@@ -15,6 +16,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from notebook_launcher.training.data.rows import Round, check_split, uneven_error
 from notebook_launcher.training.data.samplers import length_of
+from notebook_launcher.training.data.sharding import BatchSamplerShard
 from notebook_launcher.training.fingerprints import digest_of
 from notebook_launcher.training.operations import broadcast_object_list, find_batch_size, gather_object
 from notebook_launcher.training.operations.checking import gather_digest, gather_numbers
@@ -34,11 +36,11 @@ class StreamRound(NamedTuple):
 
     elements: list[Any]
     round: Round | None
-    """The counts of the round; None: every rank has a full batch."""
+    """The counts of the round; None in the empty one."""
     consumed: int
     """Elements of the stream that all ranks together have had, with this round."""
-    whole: list[Any]
-    """The elements of all ranks."""
+    start: Sequence[Any] = ()
+    """In the empty round, the elements of all ranks with which the stream begins."""
 
 
 class IterableDatasetShard(IterableDataset[Any]):
@@ -85,14 +87,20 @@ class IterableDatasetShard(IterableDataset[Any]):
     @property
     def per_rank(self) -> int:
         """Elements of a full round for one rank."""
-        if self.batch_size is None:
-            return 1
-        return self.batch_size // self.num_processes if self.split_batches else self.batch_size
+        return (self.batch_size or 1) // (self.num_processes if self.split_batches else 1)
 
     @property
     def per_round(self) -> int:
         """Elements of a full round for all ranks."""
         return self.per_rank * self.num_processes
+
+    @property
+    def _sharing(self) -> BatchSamplerShard:
+        """The rule by which rounds are shared out, as if elements were indices."""
+        evens = self.even_batches or self.uneven == "leave"
+        return BatchSamplerShard(
+            self, self.num_processes, self.process_index, self.split_batches, evens, uneven=self.uneven
+        )
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the order of the next iteration, if the data set has several."""
@@ -102,13 +110,14 @@ class IterableDatasetShard(IterableDataset[Any]):
 
     def __len__(self) -> int:
         rounds, left = divmod(len(self.dataset), self.per_round)
-        complete = left and not self.drop_last and not (self._stops() and left <= self.per_round - self.per_rank)
+        stops = not self.even_batches and self.uneven == "stop"
+        complete = left and not self.drop_last and not (stops and left <= self.per_round - self.per_rank)
         return (rounds + bool(complete)) * self.per_rank
 
     def check(self) -> None:
         """Raise ValueError if `uneven="error"` and it is known that the last round is not for all ranks."""
         length = length_of(self.dataset)
-        if length is not None and self._refuses() and not self.drop_last:
+        if length is not None and not self.even_batches and self.uneven == "error" and not self.drop_last:
             left = length % self.per_round
             if 0 < left <= self.per_round - self.per_rank:
                 raise uneven_error(f"{left} of {self.per_round} samples are left for the last round")
@@ -129,52 +138,25 @@ class IterableDatasetShard(IterableDataset[Any]):
         generator = getattr(self.dataset, "generator", None)
         if isinstance(generator, torch.Generator) and not hasattr(self.dataset, "set_epoch"):
             generator.manual_seed(self.epoch)
-        stream = iter(self.dataset)
-        start = list(itertools.islice(stream, min(skip, self.per_round)))
-        skip = len(start) + sum(1 for _ in itertools.islice(stream, skip - len(start)))
-        yield StreamRound([], None, skip, [])
-        while current := list(itertools.islice(stream, self.per_round)):
-            start += current[: self.per_round - len(start)]
-            skip += len(current)
-            if len(current) == self.per_round:
-                parts = self._cut(current)
-                drawn = self._count(parts, parts, parts) if self.batch_size is None else None
-                yield StreamRound(parts[self.process_index], drawn, skip, current)
-            elif not self.drop_last:
-                yield from self._tail(current, start, skip)
+        sharing, stream = self._sharing, iter(self.dataset)
+        size, per_round = self.batch_size or 1, self.per_rank * sharing.num_processes
+        first = list(itertools.islice(stream, per_round))
+        collections.deque(itertools.islice(stream, max(0, skip - per_round)), maxlen=0)
+        yield StreamRound([], None, skip, first)
+        rest = itertools.chain(first[skip:], stream)
 
-    def _tail(self, current: list[Any], start: list[Any], skip: int) -> Iterator[StreamRound]:
-        real = self._cut(current)
-        if self.even_batches or self.uneven == "leave":
-            missing = self.per_round - len(current)
-            parts = self._cut([*current, *itertools.islice(itertools.cycle(start), missing)])
-            weighed = parts
-        else:
-            if self._stops() and not real[-1]:
-                return
-            if self._refuses() and not real[-1]:
-                raise uneven_error(f"{len(current)} of {self.per_round} samples are left for the last round")
-            parts = [part or real[0] for part in real]
-            weighed = real
-        yield StreamRound(parts[self.process_index], self._count(parts, real, weighed), skip, current)
+        def read() -> list[Any]:
+            nonlocal skip
+            batch = list(itertools.islice(rest, size))
+            skip += len(batch)
+            return batch
 
-    def _cut(self, elements: list[Any]) -> list[list[Any]]:
-        size = self.per_rank
-        return [elements[rank * size : (rank + 1) * size] for rank in range(self.num_processes)]
+        start = [first[at : at + size] for at in range(0, len(first), size)]
+        for share in sharing.deal(iter(read, []), start, None, 0, self._count):
+            yield StreamRound(share.indices, share.round, skip)
 
-    def _count(self, rows: list[list[Any]], real: list[list[Any]], weighed: list[list[Any]]) -> Round:
-        return Round(self._counts(rows), self._counts(real), self._counts(weighed))
-
-    def _counts(self, parts: list[list[Any]]) -> tuple[int, ...]:
-        if self.batch_size is None:
-            return tuple(sum(find_batch_size(batch) or 1 for batch in part) for part in parts)
-        return tuple(map(len, parts))
-
-    def _refuses(self) -> bool:
-        return not self.even_batches and self.uneven == "error"
-
-    def _stops(self) -> bool:
-        return not self.even_batches and self.uneven == "stop"
+    def _count(self, part: list[Any]) -> int:
+        return len(part) if self.batch_size else sum(find_batch_size(batch) or 1 for batch in part)
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -221,7 +203,6 @@ def in_step(
         batch, mine = None, Report(0, 0, 0, 0, 0)
         if (found := next(batches, None)) is not None:
             batch, receipt = found
-            assert receipt.round is not None
             counts = receipt.round
             mine = Report(counts.rows[0], counts.real[0], counts.weights[0], receipt.stream, receipt.consumed)
         return batch, [Report(*numbers) for numbers in gather_numbers(mine)]
@@ -452,8 +433,8 @@ def _is_stream(dataset: Any) -> bool:
 class OwnShards(IterableDatasetShard):
     """The elements that one rank reads of a data set, while other ranks read others.
 
-    A rank that reads cannot know what the others have; see `in_step`. With `even_batches` its own last batch is filled
-    with elements from its start.
+    A rank that reads cannot know what the others have; see `in_step`. Its rounds count this rank alone: with
+    `even_batches` its own last batch is filled with elements from its start.
     """
 
     def __len__(self) -> int:
@@ -462,30 +443,12 @@ class OwnShards(IterableDatasetShard):
             "loop, or give a progress bar the number yourself: tqdm(loader, total=...)."
         )
 
+    @property
+    def _sharing(self) -> BatchSamplerShard:
+        return BatchSamplerShard(self, 1, 0, False, self.even_batches, uneven=self.uneven)
+
     def check(self) -> None:
         """Do nothing, because lengths are not known."""
-
-    def rounds(self, skip: int = 0) -> Iterator[StreamRound]:
-        """Yield this rank's elements, batch by batch; first of all an empty batch. Rounds count this rank alone.
-
-        Args:
-            skip: Number of consumed elements; they are read when the empty batch is asked for.
-        """
-        stream, size = iter(self.dataset), self.per_rank
-        start = list(itertools.islice(stream, min(skip, size)))
-        skip = len(start) + sum(1 for _ in itertools.islice(stream, skip - len(start)))
-        yield StreamRound([], None, skip, [])
-        while current := list(itertools.islice(stream, size)):
-            missing = size - len(current)
-            if missing and self.drop_last:
-                return
-            skip += len(current)
-            start = start or current
-            real = self._counts([current])
-            if missing and self.even_batches:
-                current += itertools.islice(itertools.cycle(start), missing)
-            rows = self._counts([current])
-            yield StreamRound(current, Round(rows, real, rows if self.even_batches else real), skip, [])
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -498,8 +461,7 @@ class OwnShards(IterableDatasetShard):
 class Receipt(NamedTuple):
     """The origin of a batch."""
 
-    round: Round | None
-    """The round; None: every rank has a full batch."""
+    round: Round
     stream: int
     """The worker whose stream the batch comes from; 0 without workers."""
     consumed: int
@@ -533,20 +495,19 @@ class StreamWithReceipts(IterableDataset[Any]):
             self.shard.set_epoch(epoch)
         skip = consumed[stream]
         rounds = self.shard.rounds(skip)
-        next(rounds)
+        start = next(rounds).start
         if skip and stream <= last_stream:
             # torch begins with worker 0. Workers before the one whose turn it is pass.
             yield from [(None, None)] * self.shard.per_rank
-        digest = None
+        digest = _digest_of(start) if self.shard.num_processes > 1 else ""
         for part in rounds:
-            if digest is None:
-                digest = _digest_of(part.whole) if self.shard.num_processes > 1 else ""
+            assert part.round is not None
             receipt = Receipt(part.round, stream, part.consumed, digest)
             for element in part.elements:
                 yield element, receipt
 
 
-def _digest_of(elements: list[Any]) -> str:
+def _digest_of(elements: Sequence[Any]) -> str:
     try:
         return digest_of(elements) if elements else ""
     except Exception:  # elements may raise anything when they are pickled

@@ -32,7 +32,7 @@ from notebook_launcher.training.data.samplers import (
     sampler_chain,
     set_epochs,
 )
-from notebook_launcher.training.data.sharding import SkipBatchSampler, WalkedSampler
+from notebook_launcher.training.data.sharding import SkipBatchSampler, Walk, WalkedSampler
 from notebook_launcher.training.operations import recursively_apply, send_to_device
 from notebook_launcher.training.recording.phases import make_clock, read_clock
 from notebook_launcher.training.user_warnings import warn_user
@@ -92,29 +92,15 @@ class DataLoaderStateMixin:
         return self.active_loaders.owner
 
     def reset(self) -> None:
-        """Forget the current batch."""
-        self.end_of_dataloader = False
-        self.remainder = -1
-        self.current_full_rows = None
-        self.current_round = None
-        self.current_rows = None
-        self.iteration_token = None
-
-    def loop_state(self) -> dict[str, Any]:
-        """Return the attributes that belong to the present loop."""
-        return {name: getattr(self, name) for name in OF_THE_LOOP}
+        """Forget the loop."""
+        for name in OF_THE_LOOP:
+            vars(self).pop(name, None)
 
     def begin(self) -> None:
         """Become the active loader."""
         self.reset()
-        self.repeat_is_known = self.gathers_parts = False
-        self.num_drawn = 0
-        self.iteration_token = object()
+        self.iteration_token, self.num_drawn = object(), 0
         self.active_loaders.begin(self)
-
-    def note_repeat(self) -> None:
-        """Note that a backward or `gather_for_metrics` leaves out a batch of this loop that a rank got again."""
-        self.repeat_is_known = True
 
     def end(self) -> None:
         """Stop being the active loader."""
@@ -124,8 +110,9 @@ class DataLoaderStateMixin:
 class PreparedLoader(DataLoaderStateMixin, DataLoader[Any], ABC):
     """Base of the loaders that `prepare` returns.
 
-    A prepared loader has the attributes of the loader that it was made from; `base_dataloader` does the fetching. Many
-    of its methods are there because users and other libraries call them on torch's and Accelerate's loaders.
+    A prepared loader has the attributes of the loader that it was made from; `base_dataloader`, which a subclass makes
+    by `_make_base`, does the fetching. Many of its methods are there because users and other libraries call them on
+    torch's and Accelerate's loaders.
 
     Args:
         dataset: As `DataLoader`'s.
@@ -140,6 +127,15 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any], ABC):
 
     OWN: ClassVar[tuple[str, ...]] = ()
     """The arguments of the kind of loader, which are its attributes of the same names."""
+    base_dataloader: DataLoader[Any]
+    num_processes: int
+    """Number of ranks that the data are shared out among."""
+    split_batches: bool
+    """True if `batch_size` counts all ranks together."""
+    _place: int
+    """This rank's place among the ranks that share the data."""
+    _reads_for_all: bool
+    """True if this rank reads a stream of which other ranks take parts."""
 
     def __init__(
         self,
@@ -175,7 +171,6 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any], ABC):
         """True once the ranks have compared what their data sets hold."""
         self._walked: WalkedSampler | None = None
         """The batch sampler that `base_dataloader` fetches with; None for an iterable data set."""
-        self.base_dataloader = self._make_base()
 
     @property
     def iteration(self) -> int:
@@ -207,12 +202,11 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any], ABC):
     def _walk(self, start: Position, order: Order | None) -> Iterator[Delivery]:
         """Yield the batches of a map-style data set."""
         assert self._walked is not None
-        self._walked.begin_at(start.samples, order)
+        walk = self._walked.walk = Walk(self._walked.batch_sampler, start.samples, order)
         # Creating the iterator makes torch draw a worker seed. A resumed loop has drawn its seed already.
         with contextlib.nullcontext() if order is None else torch.random.fork_rng(devices=[]):
             fetched = self._open_base()
-        self._walked.begin_at(0, None)
-        walk = self._walked.take_walk()
+        self._walked.walk = None
         for batch in without_label(fetched):
             (_, drawn, samples), is_last = walk.taken.popleft()
             self._progress.order = walk.order
@@ -250,11 +244,6 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any], ABC):
             compare_data_sets(dataset)
 
     @property
-    @abstractmethod
-    def _reads_for_all(self) -> bool:
-        """True if this rank reads a stream of which other ranks take parts."""
-
-    @property
     def _has_seeded_workers(self) -> bool:
         base = self.base_dataloader
         return base.persistent_workers and (self._progress.has_seeded_workers or base._iterator is not None)  # noqa: SLF001
@@ -285,21 +274,6 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any], ABC):
         """Prepare an epoch together with the other ranks."""
 
     @property
-    @abstractmethod
-    def num_processes(self) -> int:
-        """Number of ranks that the data are shared out among."""
-
-    @property
-    @abstractmethod
-    def _place(self) -> int:
-        """This rank's place among the ranks that share the data."""
-
-    @property
-    @abstractmethod
-    def split_batches(self) -> bool:
-        """True if `batch_size` counts all ranks together."""
-
-    @property
     def _fetched_per_round(self) -> int:
         """Number of batches of `base_dataloader` that this rank takes in each round."""
         return 1
@@ -309,12 +283,6 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any], ABC):
         """Samples of a full round; None if unknown."""
         size = self._nominal_batch_size()
         return size if size is None or self.split_batches else size * self.num_processes
-
-    @property
-    def full_rows(self) -> int | None:
-        """Samples of a full batch of one rank; None if unknown."""
-        total = self.total_batch_size
-        return None if total is None else total // self.num_processes
 
     @property
     def total_dataset_length(self) -> int:
@@ -373,7 +341,7 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any], ABC):
             progress.set_epoch(chosen)
         start, order = self._find_start()
         self._prepare_epoch(start)
-        outer = self.loop_state()
+        outer = {name: getattr(self, name) for name in OF_THE_LOOP}
         self.begin()
         token, evaluates = self.iteration_token, self.active_loaders.evaluates()
         drawn, has_ended = None, False
@@ -495,7 +463,7 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any], ABC):
         """
         progress = self._progress
         position = progress.begin_at or progress.position or Position(self.iteration)
-        now = Order.capture(self._owners(), with_defaults=False)
+        now = Order.capture(self._owners())
         order, later = (progress.order, progress.later or now) if position else (now, None)
         sampler = self.get_sampler()
         seed = sampler.initial_seed if isinstance(sampler, SeedableRandomSampler) else None
@@ -628,7 +596,15 @@ def watch_rows(loader: Any, place: int) -> Callable[[Any, Round | None], None] |
             if rows is not None and samples:
                 first = first or (rows, samples)
                 if rows * first[1] != first[0] * samples:
-                    loader.counts_otherwise = _describe(first, (rows, samples))
+                    described = " and one with ".join(
+                        f"{plural(rows, 'row')} for {plural(number, 'sample')}"
+                        for rows, number in (first, (rows, samples))
+                    )
+                    loader.counts_otherwise = (
+                        f"collate_fn made a batch with {described}, and a micro-batch weighs as many samples as the "
+                        "loader counted. If the loss is a mean over the rows, pass weight=len(inputs) to backward. If "
+                        "it is a mean over the samples, all is well, and weight= with their number says so."
+                    )
 
     return look
 
@@ -639,17 +615,6 @@ def _lists_samples(batch: Any, samples: int) -> bool:
         return True
     parts = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, (list, tuple)) else ()
     return any(isinstance(part, (list, tuple)) and len(part) == samples for part in parts)
-
-
-def _describe(*batches: tuple[int, int]) -> str:
-    described = " and one with ".join(
-        f"{plural(rows, 'row')} for {plural(number, 'sample')}" for rows, number in batches
-    )
-    return (
-        f"collate_fn made a batch with {described}, and a micro-batch weighs as many samples as the loader counted. If "
-        "the loss is a mean over the rows, pass weight=len(inputs) to backward. If it is a mean over the samples, "
-        "all is well, and weight= with their number says so."
-    )
 
 
 # --------------------------------------------------------------------------------------------------------------------

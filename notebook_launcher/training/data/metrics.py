@@ -58,7 +58,7 @@ def gather_for_metrics(data: Any, loader: Any, *, use_gather_object: bool = Fals
     """
     counts = None if loader is None else loader.current_round
     if counts is not None and 0 in counts.weights:
-        loader.note_repeat()
+        loader.repeat_is_known = True
     if counts is not None and len(counts.rows) * copies != world_size():
         counts = None
     if counts is not None and copies > 1:

@@ -94,10 +94,10 @@ class Order:
     """States of the default generators of Python, NumPy and torch."""
 
     @classmethod
-    def capture(cls, owners: Sequence[Any], *, with_defaults: bool = True) -> Order:
+    def capture(cls, owners: Sequence[Any]) -> Order:
         """Return the states at this moment."""
         generators = (None if owner.generator is None else owner.generator.get_state() for owner in owners)
-        return cls(tuple(generators), _default_states() if with_defaults else {})
+        return cls(tuple(generators), _default_states())
 
     def restore_generators(self, owners: Sequence[Any]) -> None:
         """Set the generators of samplers and data sets; make the missing ones."""

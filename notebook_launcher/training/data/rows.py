@@ -10,14 +10,11 @@ of the batch, as `[x, y]` does. `find_row_lists` tells them apart.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch.utils.data import default_collate
 
-from notebook_launcher.training.data.samplers import count_samples
 from notebook_launcher.training.operations import find_batch_size
 from notebook_launcher.training.operations.nested import is_container, named_parts, rebuild
 from notebook_launcher.wording import type_of
@@ -276,49 +273,6 @@ class Round:
         return Round(rows, real, tuple(weight for weight in self.weights for _ in range(copies)))
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# Completion of a round that has less than a batch for every rank.
-
-
-def fill(parts: list[Any], real: tuple[int, ...], start: Sequence[Any], size: int | None) -> Round:
-    """Complete every rank's part, in place, with samples from the epoch's start.
-
-    Args:
-        parts: Every rank's indices.
-        real: Number of samples in each part.
-        start: The epoch's first batches.
-        size: Number of samples that every rank needs; None: ranks that have none get whole batches.
-    """
-    if size is None:
-        whole = itertools.cycle(start)
-        for rank, count in enumerate(real):
-            if not count:
-                parts[rank] = next(whole)
-    else:
-        samples = itertools.cycle(itertools.chain.from_iterable(start))
-        for rank, count in enumerate(real):
-            if count < size:
-                parts[rank] = [*parts[rank], *itertools.islice(samples, size - count)]
-    rows = tuple(map(count_samples, parts))
-    return Round(rows, real, rows)
-
-
-def keep_step(parts: list[Any], real: tuple[int, ...], previous: Sequence[Any], *, leave: bool) -> Round:
-    """Give ranks without samples their last batch again, in place; with `leave`, None.
-
-    Args:
-        parts: Every rank's indices.
-        real: Number of samples in each part.
-        previous: The round before; empty in the first, where such ranks get another's batch.
-        leave: True if such ranks end here.
-    """
-    another = next(part for part, count in zip(parts, real, strict=True) if count)
-    for rank, count in enumerate(real):
-        if not count:
-            parts[rank] = None if leave else previous[rank] if previous else another
-    return Round(tuple(0 if part is None else count_samples(part) for part in parts), real, real)
-
-
 def uneven_error(what: str) -> ValueError:
     """Return the error of `uneven="error"`; `what` lists the ranks' numbers of batches."""
     return ValueError(
@@ -400,16 +354,6 @@ class CountingCollate:
     def __init__(self, collate_fn: Callable[[Any], Any], *, is_ready: bool = False) -> None:
         self._collate_fn = collate_fn
         self._is_ready = is_ready
-
-    @classmethod
-    def around(cls, collate_fn: Any, *, is_ready: bool) -> Any:
-        """Return a counting `collate_fn`.
-
-        Args:
-            collate_fn: Torch's own stays, because each of its samples is a row.
-            is_ready: True if the data set makes the batches ready (`batch_size=None`).
-        """
-        return collate_fn if collate_fn is default_collate and not is_ready else cls(collate_fn, is_ready=is_ready)
 
     def __call__(self, samples: Any) -> CountedBatch:
         """Collate the samples, or convert the ready batch."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,7 +22,6 @@ from notebook_launcher.training.data.iterables import (
 )
 from notebook_launcher.training.data.loader import Delivery, PreparedLoader, data_arguments, look_ahead
 from notebook_launcher.training.data.position import Order, Position
-from notebook_launcher.training.data.rows import Round
 from notebook_launcher.training.data.samplers import SeedableRandomSampler, length_of, sampler_chain
 from notebook_launcher.training.data.sharding import BatchSamplerShard
 from notebook_launcher.training.operations.checking import gather_digest, gather_numbers
@@ -37,6 +35,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from notebook_launcher.training.data.iterables import Receipt
+
+
+_SHARDS = (BatchSamplerShard, IterableDatasetShard)
 
 
 class DataLoaderShard(PreparedLoader):
@@ -82,27 +83,15 @@ class DataLoaderShard(PreparedLoader):
             use_stateful_dataloader=use_stateful_dataloader,
             **kwargs,
         )
-
-    @functools.cached_property  # torch's loaders refuse another data set or batch sampler once they are made
-    def shard(self) -> BatchSamplerShard | IterableDatasetShard | None:
+        cuts = [link for link in (dataset, *sampler_chain(self)) if isinstance(link, _SHARDS)]
+        self.shard: BatchSamplerShard | IterableDatasetShard | None = cuts[0] if cuts else None
         """The object that cuts this rank's share out; None: the rank has everything."""
-        if isinstance(self.dataset, IterableDatasetShard):
-            return self.dataset
-        return next((link for link in sampler_chain(self) if isinstance(link, BatchSamplerShard)), None)
-
-    @property
-    def num_processes(self) -> int:
-        """Number of ranks that the data are shared out among."""
-        return 1 if self.shard is None else self.shard.num_processes
-
-    @property
-    def _place(self) -> int:
-        return 0 if self.shard is None else self.shard.process_index
-
-    @property
-    def split_batches(self) -> bool:
-        """True if `batch_size` counts all ranks together."""
-        return self.shard is not None and self.shard.split_batches
+        self.num_processes, self._place, self.split_batches = 1, 0, False
+        if cuts:
+            self.num_processes, self._place = cuts[0].num_processes, cuts[0].process_index
+            self.split_batches = cuts[0].split_batches
+        self._reads_for_all = isinstance(dataset, IterableDatasetShard) and not isinstance(dataset, OwnShards)
+        self.base_dataloader = self._make_base()
 
     @property
     def total_dataset_length(self) -> int:
@@ -144,10 +133,6 @@ class DataLoaderShard(PreparedLoader):
             *lengths, start.epoch, start.samples, self.skip_batches, rows_of(self.dataset, self.get_sampler()), seed
         )
 
-    @property
-    def _reads_for_all(self) -> bool:
-        return isinstance(self.shard, IterableDatasetShard) and not isinstance(self.shard, OwnShards)
-
     def _make_stream(self, arguments: dict[str, Any]) -> DataLoader[Any]:
         shard = self.shard
         if not isinstance(shard, IterableDatasetShard):
@@ -177,8 +162,7 @@ class DataLoaderShard(PreparedLoader):
         """Yield what the loop draws, after a comparison of the indices with which it begins on each rank."""
         first = next(deliveries, None)
         assert isinstance(self.shard, BatchSamplerShard)
-        if (drawn := self.shard.first_round) is not None:
-            self._compare(repr(drawn), "the sampler draws another order")
+        self._compare(repr(self.shard.first_round), "the sampler draws another order")
         if first is not None:
             yield first
             yield from deliveries
@@ -194,8 +178,6 @@ class DataLoaderShard(PreparedLoader):
     def _read(self, stream: StreamWithReceipts, start: Position, order: Order | None) -> Iterator[Delivery]:
         """Yield the batches of an iterable data set that every rank reads as a whole."""
         consumed = self._consumed_streams(start)
-        full = (stream.shard.per_rank,) * stream.shard.num_processes
-        full_round = Round(full, full, full)
         fetched = self._fetch(stream, start.epoch, [start.stream, *consumed], order)
         skip = 0 if start else self.skip_batches
         ahead = look_ahead(fetched)
@@ -209,7 +191,7 @@ class DataLoaderShard(PreparedLoader):
                 skip -= 1
                 continue
             position = Position(start.epoch, sum(consumed), tuple(consumed), receipt.stream)
-            yield Delivery(batch, receipt.round or full_round, is_last, position)
+            yield Delivery(batch, receipt.round, is_last, position)
 
     def _read_in_step(self, stream: StreamWithReceipts, start: Position, order: Order | None) -> Iterator[Delivery]:
         """Yield the batches of an iterable data set whose shards are shared out: every rank reads its own."""

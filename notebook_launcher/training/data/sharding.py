@@ -10,27 +10,14 @@ import collections
 import itertools
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
-from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SequentialSampler, WeightedRandomSampler
+from torch.utils.data import BatchSampler
 
 from notebook_launcher.training.data.position import Order, generator_owners
-from notebook_launcher.training.data.rows import Round, check_split, fill, keep_step, uneven_error
-from notebook_launcher.training.data.samplers import (
-    IndexStream,
-    SeedableRandomSampler,
-    count_samples,
-    indices_of,
-    length_of,
-    links_of,
-)
+from notebook_launcher.training.data.rows import Round, check_split, uneven_error
+from notebook_launcher.training.data.samplers import count_samples, indices_of, length_of, links_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-
-ROUNDS = 64
-"""Rounds whose indices are taken at once: many, so that a batch costs little, and few enough to leave the garbage
-collector alone."""
+    from collections.abc import Callable, Iterable, Iterator
 
 
 class Share(NamedTuple):
@@ -78,8 +65,7 @@ class BatchSamplerShard(BatchSampler):
         self.even_batches = even_batches
         self.uneven = uneven
         self.first_round: list[Any] | None = None
-        """The batches of all ranks with which the last iteration began, as this rank drew them; None for torch's own
-        samplers, whose order all ranks share."""
+        """The batches of all ranks with which the last iteration began, as this rank drew them."""
         self.batch_size: int | None = getattr(batch_sampler, "batch_size", None)  # type: ignore[assignment]
         self.drop_last = bool(getattr(batch_sampler, "drop_last", False))
         if split_batches:
@@ -117,49 +103,36 @@ class BatchSamplerShard(BatchSampler):
         Raises:
             ValueError: With `uneven="error"`, at a round that has less than a batch for every rank.
         """
-        stream, size = stream_of(self.batch_sampler), self.batch_size
-        if stream is None or not size or skip % size:
-            batches = batches_of(self.batch_sampler, stream)
-            start = list(itertools.islice(batches, self._per_round))
-            self.first_round = list(start) if stream is None else None
-            before, batches = split_at(itertools.chain(start, batches), skip, self._per_round)
-            is_round = len(before) == self._per_round
-            previous = (self._cut(before[0]) if self.split_batches else before) if is_round else []
-            yield from self._irregular(batches, start, previous, skip)
-            return
-        self.first_round = None
-        num_processes, rows = self.num_processes, size // self.num_processes if self.split_batches else size
-        per_round = num_processes * rows
-        epochs_start = stream.take(per_round)
-        stream.give_back(epochs_start)
-        stream.skip(skip - per_round)
-        # At the end of the epoch, some ranks may get their batch of the round before again.
-        newest = stream.take(min(skip, per_round))
-        full = (rows,) * num_processes
-        drawn = Round(full, full, full)
-        while count := min(ROUNDS, stream.left // per_round):
-            block = stream.take(count * per_round).view(count, num_processes, rows)
-            for indices in block[:, self.process_index].tolist():
-                skip += per_round
-                yield Share(indices, drawn, skip)
-            newest = block[-1]
-        previous = newest.view(num_processes, rows).tolist() if newest.numel() == per_round else []
-        start = [part.tolist() for part in torch.split(epochs_start, size)]
-        yield from self._irregular(batches_of(self.batch_sampler, stream), start, previous, skip)
+        batches = batches_of(self.batch_sampler)
+        self.first_round = list(itertools.islice(batches, self._per_round))
+        before, batches = split_at(itertools.chain(self.first_round, batches), skip, self._per_round)
+        previous: list[Any] = []
+        if len(before) == self._per_round:
+            # At the end of the epoch, some ranks may get their batch of the round before again.
+            previous = self._cut(before[0]) if self.split_batches else before
+        yield from self.deal(batches, self.first_round, previous, skip)
 
-    def _irregular(self, batches: Iterable[Any], start: list[Any], previous: list[Any], skip: int) -> Iterator[Share]:
+    def deal(
+        self,
+        batches: Iterable[Any],
+        start: list[Any],
+        previous: list[Any] | None,
+        skip: int,
+        count: Callable[[Any], int] = count_samples,
+    ) -> Iterator[Share]:
         """Yield this rank's part of batches that may have any size.
 
         Args:
             batches: Batches that are left to be shared out.
             start: The epoch's first batches.
-            previous: Indices that the ranks had in the round before; empty in the first.
+            previous: What the ranks had in the round before; empty in the first. None: it is not known.
             skip: Number of samples of the epoch that were consumed.
+            count: Returns the number of samples of a batch.
         """
         known: dict[tuple[int, ...], Round] = {}
         for group, is_last in self._groups(batches):
             parts = self._cut(group[0]) if self.split_batches else group
-            real = tuple(map(count_samples, parts))
+            real = tuple(map(count, parts))
             if not is_last and count_samples(group[-1]) >= (self.batch_size or 0):
                 # Nearly every round is full. Full rounds share one `Round` object.
                 drawn = known.get(real) or known.setdefault(real, Round(real, real, real))
@@ -168,10 +141,12 @@ class BatchSamplerShard(BatchSampler):
                 real += (0,) * (self.num_processes - len(real))
                 if is_last and (self.drop_last or (self._stops() and not min(real))):
                     return
-                drawn = self._complete(parts, real, start, previous, is_last=is_last)
+                counts = self._complete(parts, real, start, previous, is_last=is_last)
+                rows = tuple(0 if part is None else count(part) for part in parts)
+                drawn = Round(rows, real, rows if counts else real)
             skip += sum(real)
             yield Share(parts[self.process_index], drawn, skip)
-            previous = parts
+            previous = None if previous is None else parts
 
     def check(self) -> None:
         """Raise ValueError if `uneven="error"` and it is known that ranks will have different numbers of batches."""
@@ -211,17 +186,32 @@ class BatchSamplerShard(BatchSampler):
         return [batch[rank * size : (rank + 1) * size] for rank in range(self.num_processes)]
 
     def _complete(
-        self, parts: list[Any], real: tuple[int, ...], start: list[Any], previous: list[Any], *, is_last: bool
-    ) -> Round:
-        """Complete `parts` so that ranks stay in step, and return their round."""
+        self, parts: list[Any], real: tuple[int, ...], start: list[Any], previous: list[Any] | None, *, is_last: bool
+    ) -> bool:
+        """Complete the parts of a short round, in place, so that ranks stay in step.
+
+        Returns:
+            True if what is added counts in a mean.
+        """
         if self.even_batches and (is_last or self.split_batches):
             size = self.batch_size
-            return fill(parts, real, start, size // self.num_processes if size and self.split_batches else size)
-        if min(real):
-            return Round(real, real, real)
-        if is_last and self.uneven == "error":
+            if size is None:
+                whole = itertools.cycle(start)
+                parts[:] = [part if count else next(whole) for part, count in zip(parts, real, strict=True)]
+                return True
+            size = size // self.num_processes if self.split_batches else size
+            samples = itertools.cycle(itertools.chain.from_iterable(start))
+            for rank, count in enumerate(real):
+                parts[rank] = [*parts[rank], *itertools.islice(samples, max(0, size - count))]
+            return True
+        if is_last and self.uneven == "error" and not min(real):
             raise uneven_error("the last round has samples for some ranks only")
-        return keep_step(parts, real, previous, leave=is_last and self.uneven == "leave")
+        leaves = is_last and self.uneven == "leave"
+        another = next((part for part, count in zip(parts, real, strict=True) if count), None)
+        for rank, count in enumerate(real):
+            if not count:
+                parts[rank] = None if leaves else previous[rank] if previous else another
+        return False
 
     def _stops(self) -> bool:
         return not self.even_batches and self.uneven == "stop"
@@ -252,31 +242,11 @@ def shares_of(batch_sampler: Any, skip: int = 0) -> Iterator[Share]:
     return shares
 
 
-def stream_of(batch_sampler: Any) -> IndexStream | None:
-    """Return the indices of torch's own batch sampler over a sampler of torch's own; None for others."""
-    return indices_of(batch_sampler.sampler) if type(batch_sampler) is BatchSampler else None
-
-
-def batches_of(batch_sampler: Any, stream: IndexStream | None = None) -> Iterator[Any]:
-    """Return the batches of a batch sampler, or the rest of its stream; or the items of a sampler."""
-    stream = stream_of(batch_sampler) if stream is None else stream
-    if stream is not None:
-        return _cut(stream, batch_sampler.batch_size, drop_last=batch_sampler.drop_last)
-    indices = indices_of(batch_sampler)
-    return iter(batch_sampler) if indices is None else _items(indices)
-
-
-def _cut(stream: IndexStream, size: int, *, drop_last: bool) -> Iterator[list[int]]:
-    while count := min(ROUNDS, stream.left // size):
-        yield from stream.take(count * size).view(count, size).tolist()
-    # Not sooner: what draws the indices may count the epoch on where they end.
-    if len(rest := stream.take(size)) and not drop_last:
-        yield rest.tolist()
-
-
-def _items(stream: IndexStream) -> Iterator[int]:
-    while len(indices := stream.take(ROUNDS)):
-        yield from indices.tolist()
+def batches_of(batch_sampler: Any) -> Iterator[Any]:
+    """Return the batches of a batch sampler, or the items of a sampler."""
+    if type(batch_sampler) is BatchSampler:
+        return iter(BatchSampler(indices_of(batch_sampler.sampler), batch_sampler.batch_size, batch_sampler.drop_last))
+    return indices_of(batch_sampler)
 
 
 def _unshared(batch_sampler: Any, skip: int) -> Iterator[Share]:
@@ -340,15 +310,14 @@ class SkipBatchSampler(BatchSampler):
 # loaded for them, and in the same order. So the rounds wait here for their batches.
 
 
-DRAW_NOTHING = (range, SequentialSampler, DistributedSampler, SeedableRandomSampler, BatchSampler, BatchSamplerShard,
-                SkipBatchSampler)  # fmt: skip
-"""Samplers whose order depends on no generator, or on a seed that they hold."""
-DRAW_FROM_THEIR_OWN = (RandomSampler, WeightedRandomSampler)
-"""Samplers that draw from their `generator`, if they have one."""
-
-
 class Walk:
-    """One walk through a batch sampler, a batch ahead of the loader, so that the last batch is known as such."""
+    """One walk through a batch sampler, a batch ahead of the loader, so that the last batch is known as such.
+
+    Args:
+        batch_sampler: Source of the batches.
+        skip: Number of samples that are skipped.
+        order: The states that make the order; None: a new order.
+    """
 
     def __init__(self, batch_sampler: Any, skip: int, order: Order | None) -> None:
         self.order = order
@@ -359,35 +328,20 @@ class Walk:
         self._batch_sampler = batch_sampler
         self._skip = skip
 
-    def indices(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Any]:
         """Yield what the loader fetches, and note it in `taken`."""
         shares = shares_of(self._batch_sampler, self._skip)
-        ahead = self._start(shares)
+        owners = generator_owners(links_of(self._batch_sampler))
+        if self.order is None:
+            self.order = Order.capture(owners)
+            ahead = _following(shares)
+        else:
+            with self.order.replayed(owners):
+                ahead = _following(shares)
         while ahead is not None:
             share, ahead = ahead, _following(shares)
             self.taken.append((share, ahead is None))
             yield share.indices
-
-    def _start(self, shares: Iterator[Share]) -> Share | None:
-        links = links_of(self._batch_sampler)
-        owners = generator_owners(links)
-        if self.order is not None:
-            with self.order.replayed(owners):
-                return _following(shares)
-        self.order = Order.capture(owners, with_defaults=draws_from_defaults(links))
-        return _following(shares)
-
-
-def draws_from_defaults(links: Iterable[Any]) -> bool:
-    """Return False if these samplers are known to draw nothing from the default generators.
-
-    Reading the states of the default generators takes 60 to 100 µs at each epoch.
-    """
-    return any(
-        type(link) not in DRAW_NOTHING
-        and not (type(link) in DRAW_FROM_THEIR_OWN and getattr(link, "generator", None) is not None)
-        for link in links
-    )
 
 
 def _following(shares: Iterator[Share]) -> Share | None:
@@ -397,32 +351,15 @@ def _following(shares: Iterator[Share]) -> Share | None:
 
 
 class WalkedSampler:
-    """The batch sampler of the fetching loader: every iteration is a new `Walk`."""
+    """The batch sampler of the fetching loader: an iteration is `walk`, which its loop puts here, or else a new one."""
 
     def __init__(self, batch_sampler: Any) -> None:
-        self._batch_sampler = batch_sampler
-        self._skip = 0
-        """Samples of the next walk that are skipped."""
-        self._order: Order | None = None
-        """The states that make the order of the next walk; None: a new order."""
-        self._newest: Walk | None = None
-        """The walk of the iteration that began last, until it is taken."""
-
-    def begin_at(self, skip: int, order: Order | None) -> None:
-        """Skip the first `skip` samples of the order that `order` makes, from now on."""
-        self._skip = skip
-        self._order = order
-
-    def take_walk(self) -> Walk:
-        """Return the walk of the iteration that has just begun."""
-        walk, self._newest = self._newest, None
-        assert walk is not None
-        return walk
+        self.batch_sampler = batch_sampler
+        self.walk: Walk | None = None
 
     def __iter__(self) -> Iterator[Any]:
         # A loader with workers asks twice, and uses the second.
-        self._newest = Walk(self._batch_sampler, self._skip, self._order)
-        return self._newest.indices()
+        return iter(self.walk or Walk(self.batch_sampler, 0, None))
 
     def __len__(self) -> int:
-        return len(self._batch_sampler)
+        return len(self.batch_sampler)

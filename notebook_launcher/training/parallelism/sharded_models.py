@@ -13,7 +13,6 @@ from torch.utils.weak import WeakIdKeyDictionary
 from notebook_launcher.training.parallelism.tensor_parallel import apply_plan
 from notebook_launcher.training.parallelism.unit_order import reduce_unused
 from notebook_launcher.training.parallelism.wrapping import (
-    check_dtypes,
     checkpoint_units,
     find_ignored,
     find_units,
@@ -148,14 +147,14 @@ class Sharding:
         ignored |= {tensor for tensor in tensors if isinstance(tensor, torch.nn.Parameter) and not tensor.ndim}
         for parameter in ignored.intersection(tensors):
             parameter.data = parameter.data.to(self.device)
-        check_dtypes(group, ignored)
         for unit in group:
             return_own_tensors(unit)
         if ignored:
             options = {**options, "ignored_params": ignored}
         fully_shard(list(group) if len(group) > 1 else group[0], **options)
         if self.device.type == "cpu":
-            reduce_by_sums(group[0])
+            sharded: Any = group[0]
+            sharded.set_force_sum_reduction_for_comms(True)
 
     def _settle_weights(self, group: Sequence[torch.nn.Module]) -> list[torch.Tensor]:
         """Give modules rank 0's weights, as far as they are whole, and return all their tensors."""
@@ -362,22 +361,16 @@ def check_sums() -> None:
         )
 
 
-def reduce_by_sums(unit: torch.nn.Module) -> None:
-    """Let FSDP2 reduce a unit's gradients by sums, and divide them itself."""
-    sharded: Any = unit
-    sharded.set_force_sum_reduction_for_comms(True)
-
-
 def reduce_units_by_sums(model: torch.nn.Module) -> None:
-    """Do the same for all units of a model that the user's own code has sharded on CPUs.
+    """Let FSDP2 reduce by sums, and divide them itself, in a model that the user's own code has sharded on CPUs.
 
     Raises:
         RuntimeError: This torch cannot be asked for sums.
     """
     from torch.distributed.fsdp import FSDPModule
 
-    units = [unit for unit in model.modules() if isinstance(unit, FSDPModule)]
+    units: list[Any] = [unit for unit in model.modules() if isinstance(unit, FSDPModule)]
     if units:
         check_sums()
     for unit in units:
-        reduce_by_sums(unit)
+        unit.set_force_sum_reduction_for_comms(True)

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from notebook_launcher.training.user_warnings import warn_user
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
+    from collections.abc import Mapping
 
     from notebook_launcher.training.parallelism.fsdp_plugin import FullyShardedDataParallelPlugin
 
@@ -149,23 +149,16 @@ def _by_policy(model: torch.nn.Module, policy: Any) -> set[int]:
             f"auto_wrap_policy={policy!r} is not a policy. It can be 'transformer_based_wrap', 'size_based_wrap', "
             "'no_wrap', a set of module classes, or a policy of torch.distributed.fsdp.wrap."
         )
-    decide = _decision(policy)
-    return {id(module) for module in _inside(model) if decide(module)}
-
-
-def _decision(policy: Callable[..., Any]) -> Callable[[torch.nn.Module], bool]:
-    if len(inspect.signature(policy).parameters) == 1:
-        return lambda module: bool(policy(module))
+    takes_module_alone = len(inspect.signature(policy).parameters) == 1
 
     def decide(module: torch.nn.Module) -> bool:
+        if takes_module_alone:
+            return bool(policy(module))
         numel = sum(parameter.numel() for parameter in module.parameters())
         return bool(policy(module=module, recurse=False, nonwrapped_numel=numel))
 
-    return decide
-
-
-def _inside(model: torch.nn.Module) -> Iterable[torch.nn.Module]:
-    return (module for module in model.modules() if module is not model and not _is_container(module))
+    inside = (module for module in model.modules() if module is not model and not _is_container(module))
+    return {id(module) for module in inside if decide(module)}
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -184,7 +177,7 @@ def merge_tied(model: torch.nn.Module, units: Mapping[str, torch.nn.Module]) -> 
     groups: dict[str, list[str]] = {name: [name] for name in units}
     for owners in _owners(model, units):
         names = {name for owner in owners for name in groups.get(owner, [owner])}
-        if "" in names or any(_is_around(outer, inner) for outer in names for inner in names):
+        if "" in names or any(inner.startswith(f"{outer}.") for outer in names for inner in names):
             for name in names:
                 groups.pop(name, None)
         else:
@@ -202,10 +195,6 @@ def _owners(model: torch.nn.Module, units: Mapping[str, torch.nn.Module]) -> lis
         for parameter in module.parameters(recurse=False):
             found.setdefault(id(parameter), set()).add(around)
     return [owners for owners in found.values() if len(owners) > 1]
-
-
-def _is_around(outer: str, inner: str) -> bool:
-    return inner.startswith(f"{outer}.")
 
 
 def checkpoint_units(model: torch.nn.Module, units: Units) -> Units:
@@ -232,27 +221,6 @@ def checkpoint_units(model: torch.nn.Module, units: Units) -> Units:
                 wrapped[id(child)] = checkpoint_wrapper(child)
             setattr(parent, name, wrapped[id(child)])
     return [[wrapped.get(id(unit), unit) for unit in group] for group in units]
-
-
-def check_dtypes(group: Iterable[torch.nn.Module], ignored: Collection[torch.nn.Parameter]) -> None:
-    """Raise ValueError for a unit whose trained parameters differ in precision: FSDP2 reduces them in one buffer.
-
-    Args:
-        group: The modules of the unit. Parameters that are sharded already belong to inner units.
-        ignored: Parameters that stay whole.
-    """
-    found: dict[torch.dtype, str] = {}
-    for module in group:
-        for name, parameter in module.named_parameters():
-            if parameter.requires_grad and parameter not in ignored and not hasattr(parameter, "full_tensor"):
-                found.setdefault(parameter.dtype, f"{name or type(module).__name__} in {str(parameter.dtype)[6:]}")
-    if len(found) > 1:
-        first = next(iter(group))
-        raise ValueError(
-            f"prepare(): a unit ({type(first).__name__}) has trained parameters of several precisions: "
-            f"{', '.join(found.values())}. Convert them to one, as model.float() does, and pass mixed_precision='bf16' "
-            "to compute in another; or give each a unit of its own: auto_wrap_policy={...} with their classes."
-        )
 
 
 def keep_in_float32(model: torch.nn.Module) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 import random
+import tracemalloc
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import BatchSampler, IterableDataset
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler
 
+from notebook_launcher import Accelerator
 from notebook_launcher.training.data import (
     BatchSamplerShard,
     IterableDatasetShard,
@@ -17,6 +19,7 @@ from notebook_launcher.training.data import (
     SeedableRandomSampler,
     SkipBatchSampler,
 )
+from notebook_launcher.training.data.sharding import batches_of
 
 SIZES = range(30)
 POLICIES = [(True, "leave"), (False, "weigh"), (False, "stop"), (False, "leave")]
@@ -248,7 +251,7 @@ def test_last_round_of_a_stream_follows_the_policy(uneven, parts):
         last.round
         == {
             "weigh": Round((1, 1), (1, 0), (1, 0)),
-            "stop": None,
+            "stop": Round((2, 2), (2, 2), (2, 2)),
             "leave": Round((2, 2), (1, 0), (2, 2)),
         }[uneven]
     )
@@ -275,6 +278,33 @@ def test_seedable_order_depends_on_seed_and_epoch_alone():
     assert list(sampler) == epochs[1]
     assert len({tuple(epoch) for epoch in epochs}) == 3
     assert list(SeedableRandomSampler(range(10), data_seed=2**64 - 1)) != epochs[0]
+
+
+@pytest.mark.parametrize("num_samples", [30, 100, 200, 230])
+@pytest.mark.parametrize("seed", [None, 1])
+def test_random_order_is_torchs_drawn_alike(num_samples, seed):
+    def draw(read: Any) -> Any:
+        torch.manual_seed(9)
+        generator = None if seed is None else torch.Generator().manual_seed(seed)
+        batches = BatchSampler(RandomSampler(range(100), False, num_samples, generator), 7, drop_last=False)
+        drawn = [list(read(batches)) for _ in range(2)]
+        return drawn, torch.get_rng_state().tolist(), None if generator is None else generator.get_state().tolist()
+
+    assert draw(batches_of) == draw(iter)
+
+
+@pytest.mark.parametrize("batch_size", [32, None])
+def test_no_list_of_all_indices_is_made(batch_size):
+    data: Any = range(10**6)
+    loader = Accelerator(cpu=True).prepare(DataLoader(data, batch_size, shuffle=True))
+    tracemalloc.start()
+    try:
+        batches = list(itertools.islice(loader, 200))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert len(batches) == 200
+    assert peak < 4e6, "a list of 10^6 integers takes 36 MB"
 
 
 def test_seedable_sampler_leaves_generators_alone():
