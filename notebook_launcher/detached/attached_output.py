@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from notebook_launcher.detached.host_socket import HostConnection, HostSilentError
 from notebook_launcher.detached.journal import read_output
-from notebook_launcher.detached.requests import AnswerQuestion, Follow
 from notebook_launcher.errors import CallOrderError
 from notebook_launcher.history.run_folders import SOCKET
 from notebook_launcher.kernel.display.questions import ask, why_no_answers
@@ -121,10 +120,7 @@ def follow(
     """
     with contextlib.suppress(OSError, CallOrderError), contextlib.closing(_connect(folder, socket_name)) as connection:
         while True:
-            request = Follow(
-                position=position, patience=PATIENCE, asked=questions.keys, can_answer=questions.can_answer
-            )
-            news = connection.ask(request)
+            news: News = connection.request("news", position, PATIENCE, questions.keys, can_answer=questions.can_answer)
             questions.note(news.questions)
             yield news
             if news.is_over:
@@ -148,10 +144,12 @@ class AttachedQuestions:
 
     Several clients may ask the same question at once. The first answer counts, and the other prompts end.
 
+    Args:
+        request: Calls a function of the host.
     """
 
-    def __init__(self, send: Callable[[AnswerQuestion], object]) -> None:
-        self._send = send
+    def __init__(self, request: Callable[..., object]) -> None:
+        self._request = request
         self._pending: tuple[PendingQuestion, ...] = ()
         self._answered: set[int] = set()
         """Keys of the questions that were answered here; the host may not have confirmed it yet."""
@@ -241,4 +239,4 @@ class AttachedQuestions:
         self._answered.add(question.key)
         # If the host is gone, the run is over, which the wait finds out.
         with contextlib.suppress(OSError, EOFError, CallOrderError):
-            self._send(AnswerQuestion(key=question.key, text=text))
+            self._request("answer", question.key, text)

@@ -15,7 +15,6 @@ from notebook_launcher.archive.recorded import FolderReader, RecordedRun
 from notebook_launcher.detached.attached_output import AttachedOutput, AttachedQuestions, follow
 from notebook_launcher.detached.ending import read_ending
 from notebook_launcher.detached.host_socket import HostConnection, HostSilentError, continue_host
-from notebook_launcher.detached.requests import Ask
 from notebook_launcher.errors import CallOrderError, RankFailedError, RunFolderError
 from notebook_launcher.history.schema import RunMetrics
 from notebook_launcher.kernel import views
@@ -158,14 +157,14 @@ class AttachedRun(FolderReader):
     def _ask(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
         """Ask the host, or the folder where there is no host any more."""
         try:
-            return self._request(Ask(name=name, args=args, kwargs=kwargs))
+            return self._request(name, *args, **kwargs)
         except (OSError, EOFError):
             value = getattr(self._recorded, name)
             return value(*args, **kwargs) if callable(value) else value
 
     def _command(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
         try:
-            return self._request(Ask(name=name, args=args, kwargs=kwargs))
+            return self._request(name, *args, **kwargs)
         except HostSilentError:
             raise
         except OSError:
@@ -174,10 +173,10 @@ class AttachedRun(FolderReader):
                 "what it left."
             ) from None
 
-    def _request(self, record: object) -> Any:
+    def _request(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
         # A connection for each call, so that an interrupt in the middle of an answer spoils nothing: 1 ms.
         with contextlib.closing(HostConnection(self._folder)) as connection:
-            return connection.request(record)
+            return connection.request(name, *args, **kwargs)
 
     def __repr__(self) -> str:
         run = self.snapshot()

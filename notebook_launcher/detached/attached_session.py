@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import threading
 import weakref
 from pathlib import Path
@@ -13,16 +14,7 @@ from notebook_launcher import travel
 from notebook_launcher.detached.attached_output import AttachedOutput, AttachedQuestions
 from notebook_launcher.detached.attached_run import AttachedRun
 from notebook_launcher.detached.host_socket import HostConnection, HostSilentError, continue_host
-from notebook_launcher.detached.requests import (
-    AwaitDebugger,
-    Begin,
-    CloseSession,
-    ForgetFailures,
-    InterruptDebugger,
-    OpenDebugger,
-    ReadSession,
-    TakeResults,
-)
+from notebook_launcher.detached.requests import CallOrder
 from notebook_launcher.detached.session_folders import session_name_of
 from notebook_launcher.errors import CallOrderError
 from notebook_launcher.history import run_folders
@@ -159,7 +151,7 @@ class AttachedSession(SessionCells):
         """
         checks.check_not_in_rank("Session.debug")
         check_answers("session.debug()")
-        self._request(OpenDebugger(rank=rank))
+        self._request("debug", rank)
         AttachedDebugger(self._folder, self._config, self._request).run()
 
     def _debug_own(self, error: BaseException) -> bool:
@@ -171,7 +163,7 @@ class AttachedSession(SessionCells):
 
     def forget(self) -> None:
         """Release what the ranks keep of the last call's failure: its frames, with their tensors. Idempotent."""
-        self._request(ForgetFailures())
+        self._request("forget")
 
     def close(self) -> None:
         """Stop the running call and end the ranks, for all clients; idempotent.
@@ -181,7 +173,7 @@ class AttachedSession(SessionCells):
         if not self._is_closed:
             continue_host(self._folder)
             try:
-                self._request(CloseSession())
+                self._request("close")
             except HostSilentError:
                 raise
             except (CallOrderError, OSError, EOFError):  # Another client has closed it.
@@ -192,11 +184,11 @@ class AttachedSession(SessionCells):
     def _start(self, fn: Any, args: Any, kwargs: Any, *, in_cell: bool, scope: CallScope = EVERYWHERE) -> AttachedCall:
         launcher = "session.run(fn" if in_cell else "session.launch(fn"
         call = checks.check_call(fn, args, kwargs, launcher=launcher, steps=setup_steps(self._config))
-        begin = Begin(scope=scope.describe(call), source=source_with_needs(fn), places=cells.places())
+        order = CallOrder(scope=scope.describe(call), source=source_with_needs(fn), places=cells.places())
         parcel = travel.pack_call(call, tell=teller(self._config))
         with contextlib.closing(parcel), self._connected() as connection:
-            ready = connection.hand_over(begin, parcel.fileno())
-        self._latest = AttachedCall(Path(ready.folder), self._config, scope.displays, self._magic.install)
+            folder = connection.request("begin", order, os.getpid(), fd=parcel.fileno())
+        self._latest = AttachedCall(Path(folder), self._config, scope.displays, self._magic.install)
         return self._latest
 
     @property
@@ -204,12 +196,12 @@ class AttachedSession(SessionCells):
         return not self._is_closed and self._state().is_at_rest
 
     def _state(self) -> SessionState:
-        state: SessionState = self._request(ReadSession())
+        state: SessionState = self._request("state")
         return state
 
-    def _request(self, record: object) -> Any:
+    def _request(self, name: str, *args: Any, **kwargs: Any) -> Any:
         with self._connected() as connection:
-            return connection.request(record)
+            return connection.request(name, *args, **kwargs)
 
     @contextlib.contextmanager
     def _connected(self) -> Iterator[HostConnection]:
@@ -288,7 +280,7 @@ class AttachedCall(AttachedRun):
                 return outcome  # The folder stays, for a later try.
             # The host may be gone: then the folder stays.
             with contextlib.suppress(OSError, EOFError, CallOrderError):
-                self._final = self._request(TakeResults())
+                self._final = self._request("take_results")
                 if self._final is not None:
                     outcome.results.folder = None
         return outcome
@@ -308,7 +300,7 @@ class AttachedCall(AttachedRun):
 class AttachedDebugger:
     """The debugger that is open in a session's host."""
 
-    def __init__(self, folder: Path, config: LaunchConfig, request: Callable[[object], Any]) -> None:
+    def __init__(self, folder: Path, config: LaunchConfig, request: Callable[..., Any]) -> None:
         self._request = request
         self._questions = AttachedQuestions(request)
         self._output = AttachedOutput(folder, config, None, socket_name=SESSION_SOCKET)
@@ -327,9 +319,9 @@ class AttachedDebugger:
         while not self._over.is_set:
             if self._is_interrupted():
                 num_interrupts += 1
-                self._request(InterruptDebugger(again=num_interrupts > 1))
+                self._request("interrupt", again=num_interrupts > 1)
         thread.join()
-        fault = self._request(AwaitDebugger())
+        fault = self._request("end")
         if fault is not None:
             raise fault
 

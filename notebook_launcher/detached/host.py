@@ -17,35 +17,15 @@ import signal
 import socket
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from notebook_launcher.detached import host_socket, session_folders
-from notebook_launcher.detached.host_socket import Clients
+from notebook_launcher.detached import session_folders
 from notebook_launcher.detached.hosted_run import HostedDebugger, HostedRun, on_preemption
-from notebook_launcher.detached.requests import (
-    Answered,
-    AnswerQuestion,
-    AwaitDebugger,
-    Begin,
-    CloseSession,
-    Follow,
-    ForgetFailures,
-    HostOrder,
-    HostReady,
-    HostWaits,
-    InterruptDebugger,
-    OpenDebugger,
-    ReadSession,
-    RequestRefused,
-    SessionOrder,
-    SessionState,
-)
+from notebook_launcher.detached.requests import HostAnswer, SessionState
 from notebook_launcher.engines.fork_server_handle import fork_server
 from notebook_launcher.errors import CallOrderError
 from notebook_launcher.history import run_folders
-from notebook_launcher.history.run_folders import SESSION_SOCKET
 from notebook_launcher.history.schema import RankSnapshot, RunSnapshot
-from notebook_launcher.kernel.calls.call_scope import CallScope
 from notebook_launcher.kernel.latch import AWAKE_EVERY
 from notebook_launcher.kernel.metering import GpuMeter
 from notebook_launcher.kernel.plan import config_as_json
@@ -53,11 +33,13 @@ from notebook_launcher.kernel.ranks import Ranks
 from notebook_launcher.kernel.session import SessionRuns
 from notebook_launcher.messaging.channel import AnonymousFile, Channel
 from notebook_launcher.processes import boot
-from notebook_launcher.travel import cells
 from notebook_launcher.wording import format_seconds
 
 if TYPE_CHECKING:
-    from notebook_launcher.detached.host_socket import Caller
+    from collections.abc import Callable
+
+    from notebook_launcher.detached.requests import CallOrder, HostOrder
+    from notebook_launcher.kernel.plan import Plan
 
 MAX_IDLE = 7 * 86_400.0
 """Seconds without a call after which a session without `idle_timeout` is closed: no user may know of it any more."""
@@ -78,21 +60,28 @@ def main(fd: int, server: Channel, server_pid: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     kernel = Channel(socket.socket(fileno=fd))
-    received = _ask_for_order(kernel)
+    # An order that lay in the channel already would begin a run that nobody waits for, if the user had interrupted the
+    # launch since. So the kernel gives it when the host is up.
+    with contextlib.suppress(OSError):
+        kernel.send(HostAnswer())
+    received = kernel.receive()
     if received is None:  # The kernel was interrupted.
         os._exit(0)
-    order, fds = received
+    order: HostOrder = received[0]
     fork_server().take_over(server, server_pid, order.surroundings.environ)
     host: SessionHost | RunHost | None = None
     try:
         boot.enter_kernel_surroundings(order.surroundings)
-        host = SessionHost(order) if isinstance(order, SessionOrder) else RunHost(order, *fds)
-        kernel.send(HostReady(run_id=host.folder.name, folder=str(host.folder)))
+        if order.call is None:
+            host = SessionHost(order.plan)
+        else:
+            host = RunHost(order.plan, order.call, AnonymousFile.of(*received[1]))
+        kernel.send(HostAnswer(str(host.folder)))
     except BrokenPipeError:  # The kernel was killed, and no client knows the run.
         assert host is not None
         host.abandon()
     except BaseException as error:  # the kernel raises it
-        kernel.send(RequestRefused(error=error))
+        kernel.send(HostAnswer(error=error))
         os._exit(1)
     kernel.close()
     host.serve()
@@ -100,27 +89,11 @@ def main(fd: int, server: Channel, server_pid: int) -> None:
     os._exit(0)  # Nothing is left to save, and torch's exit handlers take time.
 
 
-def _ask_for_order(kernel: Channel) -> tuple[Any, list[int]] | None:
-    """Return the kernel's order with its descriptors; None if the kernel does not wait any more.
-
-    An order that lay in the channel already would begin a run that nobody waits for, if the user had interrupted the
-    launch since.
-    """
-    try:
-        kernel.send(HostWaits())
-    except OSError:
-        return None
-    return kernel.receive()
-
-
 class RunHost:
     """The host of one run."""
 
-    def __init__(self, order: HostOrder, parcel_fd: int) -> None:
-        cells.keep_places(order.places)
-        scope = CallScope(name=order.name, arguments=order.arguments)
-        parcel = AnonymousFile.of(parcel_fd)
-        self._hosted = HostedRun(Ranks(order.plan, many_calls=False), scope, parcel, order.source, order.environment)
+    def __init__(self, plan: Plan, order: CallOrder, parcel: AnonymousFile) -> None:
+        self._hosted = HostedRun(Ranks(plan, many_calls=False), order, parcel)
         self.folder = self._hosted.folder
 
     def abandon(self) -> None:
@@ -136,7 +109,7 @@ class RunHost:
         hosted.clients.serve()
         hosted.conclude()
         hosted.await_clients()
-        hosted.close()
+        hosted.clients.close()
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -151,8 +124,8 @@ class SessionHost:
         ResourceError: The machine cannot hold the ranks.
     """
 
-    def __init__(self, order: SessionOrder) -> None:
-        self._runs = SessionRuns(order.plan)
+    def __init__(self, plan: Plan) -> None:
+        self._runs = SessionRuns(plan)
         self._call: HostedRun | None = None
         """The latest call."""
         self._caller = 0
@@ -166,14 +139,19 @@ class SessionHost:
         self._last_used = time.monotonic()
         self._leaving: dict[threading.Thread, HostedRun] = {}
         """Threads that see calls to their ends."""
-        self._gpus = GpuMeter(order.plan.gpus)
+        self._gpus = GpuMeter(plan.gpus)
         self._started = time.time()
+        self._answers: dict[str, Callable[..., object]] = {
+            "begin": self._begin,
+            "state": self._state,
+            "debug": self._debug,
+            "forget": self._forget,
+            "close": self._close,
+        }
         try:
-            self.folder, sock = session_folders.make(order.plan.config, self._snapshot)
+            self.folder, self._clients = session_folders.make(plan.config, self._snapshot, self._find)
         except OSError as error:
-            raise session_folders.no_folder(order.plan.config, error) from None
-        self._clients = Clients(sock, self._answer)
-        self._socket_watch = host_socket.SocketWatch(self.folder, SESSION_SOCKET)
+            raise session_folders.no_folder(plan.config, error) from None
         try:
             self._runs.ranks.start()
         except BaseException:
@@ -191,7 +169,7 @@ class SessionHost:
         on_preemption(self._runs.plan.config, lambda: self._wishes.put("save"))
         self._clients.serve()
         wish = ""
-        while not wish and not self._is_forgotten() and not self._socket_watch.is_gone:
+        while not wish and not self._is_forgotten() and not self._clients.are_cut_off:
             session_folders.write_summary(self.folder, self._snapshot())
             with contextlib.suppress(queue.Empty):
                 wish = self._wishes.get(timeout=SUMMARY_EVERY)
@@ -224,43 +202,32 @@ class SessionHost:
             thread.join()
         self._clients.await_leave(LAST_ANSWER)
 
-    def _answer(self, request: object, caller: Caller) -> object:
-        value: object = None
-        match request:
-            case Begin():
-                return self._begin(request, caller)
-            case Follow() | AnswerQuestion() | InterruptDebugger() | AwaitDebugger():
-                return self._answer_in_debugger(request)
-            case ReadSession():
-                value = self._state()
-            case OpenDebugger(rank=rank):
-                self._debug(rank)
-            case ForgetFailures():
-                self._forget()
-            case CloseSession():
-                self._wishes.put("close")
-                self._ended.wait()
-            case _:
-                return RequestRefused(error=TypeError(f"the host of a session does not answer {request!r}"))
-        return Answered(value=value)
+    def _find(self, name: str) -> Callable[..., object]:
+        if name in self._answers:
+            return self._answers[name]
+        if name not in ("news", "answer", "interrupt", "end"):
+            raise TypeError(f"the host of a session does not answer {name!r}")
+        if (debugger := self._debugger) is None:
+            raise CallOrderError("no debugger is open in this session: session.debug() opens one.")
+        function: Callable[..., object] = getattr(debugger if name in ("interrupt", "end") else debugger.journal, name)
+        return function
 
-    def _begin(self, request: Begin, caller: Caller) -> HostReady:
-        parcel = AnonymousFile.of(caller.take_descriptor())
-        cells.keep_places(request.places)
-        try:
-            with self._runs.lock:
-                self._check_free()
-                call = HostedRun(self._runs.ranks, request.scope, parcel, request.source)
-                self._runs.note(call.run)
-                self._call, self._caller = call, caller.pid
-        except BaseException:
-            parcel.close()
-            raise
+    def _close(self) -> None:
+        self._wishes.put("close")
+        self._ended.wait()
+
+    def _begin(self, parcel_fd: int, order: CallOrder, caller: int) -> str:
+        parcel = AnonymousFile.of(parcel_fd)
+        with self._runs.lock:
+            self._check_free()
+            call = HostedRun(self._runs.ranks, order, parcel)
+            self._runs.note(call.run)
+            self._call, self._caller = call, caller
         call.clients.serve()
         thread = threading.Thread(target=self._see_off, args=(call,), daemon=True)
         self._leaving[thread] = call
         thread.start()
-        return HostReady(run_id=call.run.id, folder=str(call.folder))
+        return str(call.folder)
 
     def _check_free(self) -> None:
         if self._runs.is_closed:
@@ -284,7 +251,7 @@ class SessionHost:
         call.await_clients(is_expected=True)
         if call.is_minor and not call.is_taken:
             session_folders.write_summary(call.folder, call.run.snapshot())
-        call.close()
+        call.clients.close()
         if call.is_minor and call.is_taken:
             run_folders.remove(call.folder)
         self._leaving.pop(threading.current_thread(), None)
@@ -295,21 +262,6 @@ class SessionHost:
             if not self._is_debugging():
                 self._check_free()
                 self._debugger = HostedDebugger(self._runs.ranks, *self._runs.frames_to_debug(rank))
-
-    def _answer_in_debugger(self, request: Follow | AnswerQuestion | InterruptDebugger | AwaitDebugger) -> object:
-        debugger = self._debugger
-        if debugger is None:
-            raise CallOrderError("no debugger is open in this session: session.debug() opens one.")
-        match request:
-            case Follow():
-                return debugger.journal.news(request)
-            case AnswerQuestion(key=key, text=text):
-                return Answered(value=debugger.questions.answer(key, text))
-            case InterruptDebugger(again=again):
-                debugger.interrupt(again=again)
-                return Answered(value=None)
-            case AwaitDebugger():
-                return Answered(value=debugger.end())
 
     def _is_debugging(self) -> bool:
         return self._debugger is not None and not self._debugger.is_over
@@ -327,7 +279,6 @@ class SessionHost:
                 config=plan.config,
                 num_processes=plan.num_processes,
                 summary=plan.summary,
-                started=self._started,
                 latest="" if call is None else str(call.folder),
                 is_busy=self._runs.is_busy or is_debugging,
                 is_at_rest=self._runs.is_at_rest and not is_debugging,

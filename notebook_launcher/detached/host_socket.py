@@ -16,7 +16,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher.detached.requests import PROTOCOL, Answered, RequestRefused
+from notebook_launcher.detached.requests import PROTOCOL, Ask, HostAnswer
 from notebook_launcher.errors import CallOrderError
 from notebook_launcher.history import run_folders
 from notebook_launcher.history.folder_files import read_json, socket_path
@@ -41,46 +41,18 @@ class HostSilentError(TimeoutError):
 
 
 def listen(folder: Path, socket_name: str = SOCKET) -> socket.socket:
-    """Return a listening socket in a run's or a session's folder; raises OSError."""
+    """Return a listening socket in a new folder, which is removed where there is no room; raises OSError."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
         with socket_path(folder, socket_name) as name:
             sock.bind(name)
         (folder / socket_name).chmod(0o600)
         sock.listen(16)
-    except BaseException:
+    except OSError:
         sock.close()
+        run_folders.remove(folder)
         raise
     return sock
-
-
-class SocketWatch:
-    """The folder of a socket, held open, so that its host notices when the socket is deleted.
-
-    A folder that is only moved keeps its socket, and clients reach the host in the new place.
-    """
-
-    LOOK_EVERY = 5.0
-    """Seconds between two looks."""
-
-    def __init__(self, folder: Path, socket_name: str = SOCKET) -> None:
-        self._name = socket_name
-        self._fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-
-    @property
-    def is_gone(self) -> bool:
-        """True if the socket was deleted: no client can reach the host any more."""
-        try:
-            os.stat(self._name, dir_fd=self._fd)
-        except FileNotFoundError:
-            return True
-        except OSError:  # A network's file system that does not answer for a while.
-            pass
-        return False
-
-    def close(self) -> None:
-        """Close the folder."""
-        os.close(self._fd)
 
 
 def greet(sock: socket.socket) -> Link:
@@ -91,7 +63,7 @@ def greet(sock: socket.socket) -> Link:
         PermissionError: It belongs to another user.
         OSError: It is gone, or hangs.
     """
-    _, uid = peer_of(sock)
+    _, uid, _ = CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size))
     if uid != os.getuid():
         raise PermissionError(
             f"the process at the other end of {SOCKET} belongs to user {uid}, and this one to user {os.getuid()}: "
@@ -107,12 +79,6 @@ def greet(sock: socket.socket) -> Link:
             "attach with the version that launched the run."
         )
     return link
-
-
-def peer_of(sock: socket.socket) -> tuple[int, int]:
-    """Return process and user at the other end."""
-    pid, uid, _ = CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size))
-    return pid, uid
 
 
 class HostConnection:
@@ -138,23 +104,17 @@ class HostConnection:
             self._sock.close()
             raise
 
-    def ask(self, record: object, patience: float | None = None) -> Any:
-        """Send a record and return the answer; raises OSError if the host is gone."""
-        self._link.send(record)
-        return self._link.receive(patience)
+    def request(self, name: str, /, *args: Any, fd: int | None = None, **kwargs: Any) -> Any:
+        """Call a function of the host, with a descriptor if one is given; return its value, or raise its exception.
 
-    def request(self, record: object) -> Any:
-        """Send a request that has a value, such as `Ask`; return the value, or raise the host's exception."""
-        answer = _checked(self.ask(record))
-        assert isinstance(answer, Answered)
-        return answer.value
-
-    def hand_over(self, record: object, fd: int) -> Any:
-        """Send a record and, when asked for it, a descriptor; return the answer, or raise the host's refusal."""
-        # A link reads ahead, and would lose a descriptor that was sent with the record.
-        _checked(self.ask(record))
-        socket.send_fds(self._sock, [b"\0"], [fd])
-        return _checked(self._link.receive())
+        Raises OSError, too, if the host is gone.
+        """
+        self._link.send(Ask(name, args, kwargs, has_descriptor=fd is not None))
+        if fd is not None:
+            # A link reads ahead, and would lose a descriptor that was sent with the record.
+            self._link.receive()
+            socket.send_fds(self._sock, [b"\0"], [fd])
+        return self._link.receive().open()
 
     def close(self) -> None:
         """Close the connection; idempotent."""
@@ -179,56 +139,51 @@ def _why_silent(folder: Path) -> str:
     )
 
 
-def _checked(answer: Any) -> Any:
-    if isinstance(answer, RequestRefused):
-        raise answer.error
-    return answer
-
-
 # --------------------------------------------------------------------------------------------------------------------
 # The clients of one socket of a host, each served on a thread of its own.
 
 
+LOOK_EVERY = 5.0
+"""Seconds between two looks whether the socket was deleted."""
 SLOW = 10.0
 """Longest wait in seconds until a client has taken an answer; then the client is dropped."""
 
 
-class Caller:
-    """The client that has sent a request."""
-
-    def __init__(self, sock: socket.socket, link: Link) -> None:
-        self._sock = sock
-        self._link = link
-
-    @property
-    def pid(self) -> int:
-        """Its process number."""
-        return peer_of(self._sock)[0]
-
-    def take_descriptor(self) -> int:
-        """Ask for the descriptor that belongs to the request, and return it; raises OSError if the client is gone."""
-        self._link.send(Answered(value=None))
-        _, fds, _, _ = socket.recv_fds(self._sock, 1, 1, socket.MSG_CMSG_CLOEXEC)
-        if not fds:
-            raise ConnectionError("the client left before it had sent the parcel")
-        return fds[0]
-
-
 class Clients:
-    """Serves the clients of one socket until it is closed.
+    """A socket in the new folder of a run or session, and its clients.
+
+    The folder is held open, so that its host notices when the socket is deleted. A folder that is only moved keeps its
+    socket, and clients reach the host in the new place.
 
     Args:
-        listener: The socket.
-        answer: Returns the answer to a request. What it raises, the client raises.
+        folder: The folder.
+        find: Returns the function of a name, or raises `TypeError`. What the function raises, the client raises.
+        socket_name: Name of the socket.
+
+    Raises:
+        OSError: The folder has no room for the socket, and was removed.
     """
 
-    def __init__(self, listener: socket.socket, answer: Callable[[object, Caller], object]) -> None:
-        self._listener = listener
-        self._answer = answer
+    def __init__(self, folder: Path, find: Callable[[str], Callable[..., object]], socket_name: str = SOCKET) -> None:
+        self._name = socket_name
+        self._listener = listen(folder, socket_name)
+        self._folder_fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._find = find
         self._num_clients = 0
         self._changed = threading.Condition()
         """Notified when a client has left; the host's threads alone use it, in which no interrupt can come."""
         self._is_closed = False
+
+    @property
+    def are_cut_off(self) -> bool:
+        """True if the socket was deleted: no client can reach the host any more."""
+        try:
+            os.stat(self._name, dir_fd=self._folder_fd)
+        except FileNotFoundError:
+            return True
+        except OSError:  # A network's file system that does not answer for a while.
+            pass
+        return False
 
     def serve(self) -> None:
         """Begin to serve clients, in threads."""
@@ -240,7 +195,10 @@ class Clients:
             self._changed.wait_for(lambda: not self._num_clients, patience)
 
     def close(self) -> None:
-        """Accept no further client."""
+        """Remove the socket, and accept no further client."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._name, dir_fd=self._folder_fd)
+        os.close(self._folder_fd)
         self._is_closed = True
         # Closing alone would not wake the thread that waits for a client.
         with contextlib.suppress(OSError):
@@ -263,9 +221,10 @@ class Clients:
             with client:
                 client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, TIMEVAL.pack(int(SLOW), 0))
                 link = greet(client)
-                caller = Caller(client, link)
                 while True:
-                    link.send(self._answer_to(link.receive(), caller))
+                    ask: Ask = link.receive()
+                    fds = [_take_descriptor(client, link)] if ask.has_descriptor else []
+                    link.send(self._answer(ask, fds))
         except Exception:  # noqa: S110 - a client that left, is slow, or speaks another protocol is dropped
             pass
         finally:
@@ -273,8 +232,17 @@ class Clients:
                 self._num_clients -= 1
                 self._changed.notify_all()
 
-    def _answer_to(self, request: object, caller: Caller) -> object:
+    def _answer(self, ask: Ask, fds: list[int]) -> HostAnswer:
         try:
-            return self._answer(request, caller)
+            return HostAnswer(self._find(ask.name)(*fds, *ask.args, **ask.kwargs))
         except Exception as error:  # the client raises it
-            return RequestRefused(error=error)
+            return HostAnswer(error=error)
+
+
+def _take_descriptor(client: socket.socket, link: Link) -> int:
+    """Ask for the descriptor that belongs to the request, and return it; raises OSError if the client is gone."""
+    link.send(HostAnswer())
+    _, fds, _, _ = socket.recv_fds(client, 1, 1, socket.MSG_CMSG_CLOEXEC)
+    if not fds:
+        raise ConnectionError("the client left before it had sent the parcel")
+    return fds[0]

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 from notebook_launcher import travel
 from notebook_launcher.detached.attached_run import AttachedRun
 from notebook_launcher.detached.attached_session import AttachedSession
-from notebook_launcher.detached.requests import HostOrder, HostReady, RequestRefused, SessionOrder
+from notebook_launcher.detached.requests import CallOrder, HostOrder
 from notebook_launcher.detached.session_folders import check_name_is_free
 from notebook_launcher.engines.fork_server_handle import fork_server
 from notebook_launcher.errors import ConfigError, ResourceError
 from notebook_launcher.history import run_folders
+from notebook_launcher.kernel.calls.call_scope import CallScope
 from notebook_launcher.kernel.calls.checks import check_call, describe_arguments
 from notebook_launcher.kernel.calls.everywhere import setup_steps
 from notebook_launcher.kernel.calls.origin import describe_environment, source_with_needs
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from notebook_launcher.config import LaunchConfig
-    from notebook_launcher.messaging.channel import Channel
+    from notebook_launcher.detached.requests import HostAnswer
 
 
 MAX_AGE = 7 * 86_400.0
@@ -58,15 +59,16 @@ def start_detached(
     call = check_call(fn, args, kwargs, launcher="launch(fn, 2, detached=True", steps=steps)
     order = HostOrder(
         plan=plan,
-        name=config.name or name_of(fn),
-        arguments=describe_arguments(*call[:3]),
-        source=source_with_needs(fn),
-        environment=describe_environment(),
-        places=cells.places(),
         surroundings=plan.setup(many_calls=False),
+        call=CallOrder(
+            scope=CallScope(name=config.name or name_of(fn), arguments=describe_arguments(*call[:3])),
+            source=source_with_needs(fn),
+            environment=describe_environment(),
+            places=cells.places(),
+        ),
     )
     with contextlib.closing(travel.pack_call(call, tell=teller(config))) as parcel:
-        return AttachedRun(Path(hand_over(order, parcel.fileno(), call=call).folder))
+        return AttachedRun(hand_over(order, parcel.fileno(), call=call))
 
 
 def detached_options(config: LaunchConfig) -> LaunchConfig:
@@ -90,27 +92,26 @@ def detached_options(config: LaunchConfig) -> LaunchConfig:
     return dataclasses.replace(config, timeout=timeout, setup=None)
 
 
-def hand_over(order: HostOrder | SessionOrder, *fds: int, call: travel.FunctionCall | None = None) -> HostReady:
-    """Start a host and return its answer to an order; raises `ResourceError`, and the error of a refused order.
+def hand_over(order: HostOrder, *fds: int, call: travel.FunctionCall | None = None) -> Path:
+    """Start a host and return its folder; raises `ResourceError`, and the error of an order that the host refuses.
 
     An interrupt before the host is up gives the run up. Later the run goes on, and the interrupt's text gives its id.
-
     """
     ours, theirs = channel_pair()
     errors = -1
-    answer: Any = None
+    answer: HostAnswer | None = None
     try:
         with theirs:
             errors = fork_server().start_host(HOST, theirs.fileno(), order.surroundings.environ, call)
         if ours.receive() is not None:  # The host is up.
             # From here on the run begins, so an interrupt waits until it can give the run's id.
             with held_interrupts():
-                answer = _give(order, fds, ours)
-        match answer:
-            case HostReady() as ready:
-                return ready
-            case RequestRefused(error=error):
-                raise error
+                with contextlib.suppress(BrokenPipeError):
+                    ours.send(order, fds)
+                received = ours.receive()
+                answer = None if received is None else received[0]
+        if answer is not None:
+            return Path(answer.open())
         reason = read_tail(errors, LAST_WORDS) or "its process ended without an error message"
     except KeyboardInterrupt as interrupt:
         failure_display.show_as(interrupt, f"KeyboardInterrupt: {_what_is_left(order, answer)}")
@@ -124,22 +125,15 @@ def hand_over(order: HostOrder | SessionOrder, *fds: int, call: travel.FunctionC
     )
 
 
-def _give(order: HostOrder | SessionOrder, fds: Sequence[int], host: Channel) -> Any:
-    """Send an order to a host that waits for it; return the answer, or None if the host has ended."""
-    with contextlib.suppress(BrokenPipeError):
-        host.send(order, fds)
-    received = host.receive()
-    return None if received is None else received[0]
-
-
-def _what_is_left(order: HostOrder | SessionOrder, answer: Any) -> str:
+def _what_is_left(order: HostOrder, answer: HostAnswer | None) -> str:
     """Return what an interrupt of the start has left, and how to come back to it."""
-    is_session = isinstance(order, SessionOrder)
-    if not isinstance(answer, HostReady):
+    is_session = order.call is None
+    if answer is None or answer.error is not None:
         return f"the {'session' if is_session else 'run'} was given up before it began; nothing of it is left"
+    run_id = Path(answer.value).name
     if is_session:
-        return f'the session is open; attach_session("{order.plan.config.name or answer.run_id}") reconnects to it'
-    return f'{answer.run_id} is still running; attach("{answer.run_id}") reconnects to it'
+        return f'the session is open; attach_session("{order.plan.config.name or run_id}") reconnects to it'
+    return f'{run_id} is still running; attach("{run_id}") reconnects to it'
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -158,5 +152,5 @@ def start_detached_session(config: LaunchConfig) -> AttachedSession:
     assert home is not None
     check_name_is_free(home, config)
     plan = make_plan(config)
-    order = SessionOrder(plan=plan, surroundings=plan.setup(many_calls=True))
-    return AttachedSession(Path(hand_over(order).folder), setup=setup)
+    folder = hand_over(HostOrder(plan=plan, surroundings=plan.setup(many_calls=True)))
+    return AttachedSession(folder, setup=setup)

@@ -5,45 +5,32 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import itertools
 import signal
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from notebook_launcher.detached import host_socket
 from notebook_launcher.detached.ending import KeptParcels, write_ending
 from notebook_launcher.detached.host_socket import Clients
 from notebook_launcher.detached.journal import Journal, write_output
-from notebook_launcher.detached.requests import (
-    Answered,
-    AnswerQuestion,
-    Ask,
-    Follow,
-    PendingQuestion,
-    RequestRefused,
-    TakeResults,
-)
-from notebook_launcher.detached.session_folders import listen_or_remove, no_folder
+from notebook_launcher.detached.session_folders import no_folder
 from notebook_launcher.errors import CallOrderError
-from notebook_launcher.history.run_folders import SOCKET
 from notebook_launcher.kernel.calls.call_scope import OutgoingCall
 from notebook_launcher.kernel.calls.origin import Origin, describe_environment
-from notebook_launcher.kernel.display.questions import Answer
 from notebook_launcher.kernel.failures.post_mortem import PostMortem
 from notebook_launcher.kernel.hosting import Hosting
 from notebook_launcher.kernel.latch import Latch
 from notebook_launcher.kernel.run.conduct import RunConduct
 from notebook_launcher.kernel.run.handle import Run
-from notebook_launcher.messaging import messages
+from notebook_launcher.travel import cells
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from notebook_launcher.config import LaunchConfig
-    from notebook_launcher.detached.host_socket import Caller
-    from notebook_launcher.kernel.calls.call_scope import CallScope
-    from notebook_launcher.kernel.display.questions import Question
+    from notebook_launcher.detached.requests import CallOrder
+    from notebook_launcher.history.schema import RunSnapshot
     from notebook_launcher.kernel.ranks import Ranks
     from notebook_launcher.kernel.run.data import RunData
     from notebook_launcher.messaging.channel import AnonymousFile
@@ -67,71 +54,60 @@ class HostedRun:
 
     Args:
         ranks: The ranks that serve the run.
-        scope: The call, as the kernel described it.
+        order: The call, as the kernel described it.
         parcel: The packed call, which is closed at the end of the run.
-        source: Source of the function, as the kernel read it.
-        environment: Versions, commit and variables of the kernel; None: the host's own.
     """
 
-    def __init__(
-        self,
-        ranks: Ranks,
-        scope: CallScope,
-        parcel: AnonymousFile,
-        source: str,
-        environment: Mapping[str, Any] | None = None,
-    ) -> None:
-        self._questions = HostQuestions()
-        self._journal = Journal(self._questions.pending)
+    def __init__(self, ranks: Ranks, order: CallOrder, parcel: AnonymousFile) -> None:
+        self._journal = Journal()
         self.is_taken = False
         """True once a client has opened the results."""
         self.released = threading.Event()
         """Set once no client is expected to come for the results."""
         self.began = time.time()
+        scope = order.scope
         if scope.displays is not None:
             scope = dataclasses.replace(scope, displays=functools.partial(self._journal.divert, scope.displays))
+        cells.keep_places(order.places)
         ranks.start()
-        hosting = self._hosting(source, environment)
-        conduct = RunConduct(ranks, OutgoingCall(None, parcel), scope, hosting, Latch())
+        conduct = RunConduct(ranks, OutgoingCall(None, parcel), scope, self._hosting(order), Latch())
         conduct.announce()
         conduct.data.output.picture_from = 0.0  # The last line goes to the clients, beside the outcome.
-        self._questions.connect(self._journal.asked, conduct.command, conduct.waits_for)
+        self._journal.connect(conduct.command, conduct.waits_for)
         try:
             self.folder = conduct.make_folder()
             """The run's folder, with the socket."""
-            listener = listen_or_remove(self.folder, SOCKET)
+            self.clients = Clients(self.folder, self._find)
         except OSError as error:
             raise no_folder(ranks.plan.config, error) from None
         self._kept = KeptParcels(self.folder)
-        self.clients = Clients(listener, self._answer)
-        self._socket_watch = host_socket.SocketWatch(self.folder)
         conduct.begin()
         self.run = Run(conduct)
 
-    def _hosting(self, source: str, environment: Mapping[str, Any] | None) -> Hosting:
+    def _hosting(self, order: CallOrder) -> Hosting:
         """Return the hosting of a run whose function only its ranks unpack."""
         return Hosting(
             sink=self._journal,
             # `_kept` comes later, with the folder; parcels come at the end of the run.
             take_value=lambda fd: self._kept.keep_value(fd),  # noqa: PLW0108
             take_exception=lambda fd, report: self._kept.keep_exception(fd, report),  # noqa: PLW0108
-            questions=self._questions,
+            questions=self._journal,
             can_ask=True,
             is_raised=False,
-            make_origin=lambda: Origin(source, describe_environment() if environment is None else environment),
+            make_origin=lambda: Origin(order.source, order.environment or describe_environment()),
             logs_at="attach({id!r}).logs(rank)",
         )
 
     def conclude(self) -> None:
         """Wait for the end of the run; keep its ending and output. Stop the run if its folder is deleted meanwhile."""
-        while not self.run.wait(self._socket_watch.LOOK_EVERY):
-            if self._socket_watch.is_gone:
+        while not self.run.wait(host_socket.LOOK_EVERY):
+            if self.clients.are_cut_off:
                 # No client could stop the run any more, and its results would have no place.
                 self._journal.text("stderr", f"{self.folder} was deleted, so the run is stopped\n")
                 self.run.stop()
         self._keep_ending()
         self._journal.finish()
-        write_output(self.folder, self._journal.news(Follow(position=0, patience=0.0)))
+        write_output(self.folder, self._journal.news(0, 0.0))
 
     def await_clients(self, *, is_expected: bool = False) -> None:
         """Wait until the clients have left.
@@ -143,12 +119,6 @@ class HostedRun:
         if is_expected:
             self.released.wait(GOODBYE)
         self.clients.await_leave(max(0.0, end - time.monotonic()))
-
-    def close(self) -> None:
-        """Remove the socket."""
-        (self.folder / SOCKET).unlink(missing_ok=True)
-        self._socket_watch.close()
-        self.clients.close()
 
     @property
     def is_minor(self) -> bool:
@@ -172,83 +142,21 @@ class HostedRun:
         except OSError as error:
             self._journal.text("stderr", f"the results could not be kept in {self.folder}: {error.strerror}\n")
 
-    def _answer(self, request: object, _caller: Caller) -> object:
-        match request:
-            case Follow():
-                return self._journal.news(request)
-            case AnswerQuestion(key=key, text=text):
-                return Answered(value=self._questions.answer(key, text))
-            case TakeResults():
-                final = self.run.snapshot() if self.is_minor else None
-                self.is_taken = True
-                self.released.set()
-                return Answered(value=final)
-            case Ask(name=name, args=args, kwargs=kwargs) if name in ANSWERED:
-                value = getattr(self.run, name)
-                return Answered(value=value(*args, **kwargs) if callable(value) else value)
-        return RequestRefused(error=TypeError(f"a host does not answer {request!r}"))
+    def _find(self, name: str) -> Callable[..., object]:
+        own = {"news": self._journal.news, "answer": self._journal.answer, "take_results": self._take_results}
+        if name in own:
+            return own[name]
+        if name not in ANSWERED:
+            raise TypeError(f"a host does not answer {name!r}")
+        member = getattr(self.run, name)
+        return member if callable(member) else lambda: member
 
-
-# --------------------------------------------------------------------------------------------------------------------
-# Questions of a hosted run's ranks (`input()`, `breakpoint()`), kept in the host until a client answers.
-
-
-class HostQuestions:
-    """The unanswered questions of one run."""
-
-    def __init__(self) -> None:
-        self._keys = itertools.count(1)
-        self._open: dict[int, Question] = {}
-        """By key, in the order in which they were asked."""
-        self._lock = threading.Lock()
-        self._asked: Callable[[PendingQuestion | None], object] = lambda _: None
-        self._reply: Callable[[Answer], object] | None = None
-        self._waits_for: Callable[[Question], bool] = lambda _: False
-
-    def connect(
-        self,
-        asked: Callable[[PendingQuestion | None], object],
-        reply: Callable[[Answer], object],
-        waits_for: Callable[[Question], bool],
-    ) -> None:
-        """Connect the questions with the run and its journal, before the run begins.
-
-        Args:
-            asked: Called with each new question, and with None after an answer.
-            reply: Called with each answer.
-            waits_for: Returns True if a rank still waits for the answer to a question.
-        """
-        self._asked, self._reply, self._waits_for = asked, reply, waits_for
-
-    def put(self, question: Question) -> None:
-        """Keep a question until a client answers it."""
-        with self._lock:
-            key = next(self._keys)
-            self._open[key] = question
-        self._asked(_describe(key, question))
-
-    def pending(self) -> tuple[PendingQuestion, ...]:
-        """Return the questions for whose answers ranks wait."""
-        with self._lock:
-            # The rank may have been stopped or started again since.
-            self._open = {key: question for key, question in self._open.items() if self._waits_for(question)}
-            return tuple(_describe(key, question) for key, question in self._open.items())
-
-    def answer(self, key: int, text: str) -> bool:
-        """Pass the line that was typed on to the rank; return False if another client was first, or no rank waits."""
-        with self._lock:
-            question = self._open.pop(key, None)
-        if question is None or self._reply is None:
-            return False
-        record = messages.InputReply(text=text, number=question.request.number)
-        self._reply(Answer(question.rank, record, question.call_id))
-        self._asked(None)
-        return True
-
-
-def _describe(key: int, question: Question) -> PendingQuestion:
-    request = question.request
-    return PendingQuestion(key=key, rank=question.rank, prompt=request.prompt, password=request.password)
+    def _take_results(self) -> RunSnapshot | None:
+        """Note that the client has opened the results; return the last snapshot if the folder goes now."""
+        final = self.run.snapshot() if self.is_minor else None
+        self.is_taken = True
+        self.released.set()
+        return final
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -260,11 +168,10 @@ class HostedDebugger:
 
     def __init__(self, ranks: Ranks, data: RunData, rank: int) -> None:
         self.rank = rank
-        self.questions = HostQuestions()
         # The client that opens the debugger answers, and may be later than the first prompt.
-        self.journal = Journal(self.questions.pending, is_awaited=True)
+        self.journal = Journal(is_awaited=True)
         self._debugger = PostMortem(ranks, data, rank, self.journal)
-        self.questions.connect(self.journal.asked, self._debugger.reply, self._debugger.waits_for)
+        self.journal.connect(self._debugger.reply, self._debugger.waits_for)
         self._fault: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="notebook-launcher debugger", daemon=True)
         self._thread.start()
@@ -285,7 +192,7 @@ class HostedDebugger:
 
     def _run(self) -> None:
         try:
-            self._debugger.serve(self.questions)
+            self._debugger.serve(self.journal)
         except BaseException as fault:  # the client raises it
             self._fault = fault
         finally:

@@ -1,28 +1,30 @@
-"""The output of a hosted run, kept for cells that attach later: a sink that remembers."""
+"""What a hosted run shows and asks, kept for cells that attach later: a sink that remembers."""
 
 from __future__ import annotations
 
 import collections
 import contextlib
 import dataclasses
+import itertools
 import math
 import threading
 import time
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.detached.ending import read_own_pickle, write_own_pickle
-from notebook_launcher.detached.requests import Entry, News
+from notebook_launcher.detached.requests import Entry, News, PendingQuestion
 from notebook_launcher.history.run_folders import OUTPUT
 from notebook_launcher.kernel.display.cell import Sink
+from notebook_launcher.kernel.display.questions import Answer
+from notebook_launcher.messaging import messages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from notebook_launcher.detached.requests import Follow, PendingQuestion
     from notebook_launcher.engines.engine import Stream
     from notebook_launcher.kernel.calls.call_scope import TakesDisplay
-    from notebook_launcher.messaging import messages
+    from notebook_launcher.kernel.display.questions import Question
 
 
 MAX_BYTES = 16_000_000
@@ -33,27 +35,39 @@ COMPANY = 2.0
 
 
 class Journal(Sink):
-    """A sink for the output of a run to which any number of clients attach, from the beginning.
+    """A sink for the output of a run to which any number of clients attach, from the beginning, and for its questions.
 
     Args:
-        pending: Returns the questions that wait for an answer.
         is_awaited: True if a client that can answer is on its way.
     """
 
     is_cell = True
     """True: the output is cut as for a cell, because a cell shows it in the end."""
 
-    def __init__(self, pending: Callable[[], tuple[PendingQuestion, ...]] = tuple, *, is_awaited: bool = False) -> None:
-        self._pending = pending
+    def __init__(self, *, is_awaited: bool = False) -> None:
         self._answerable_at = time.monotonic() if is_awaited else -math.inf
         """Time, by `time.monotonic()`, at which a client asked for news where a person can answer questions."""
         self._changed = threading.Condition()
-        """Notified at each entry; the host's threads alone use it, in which no interrupt can come."""
+        """Notified at each entry and question; the host's threads alone use it, in which no interrupt can come."""
         self._entries: collections.deque[Entry] = collections.deque()
         self._num_dropped = 0
         self._bytes = 0
         self._status = ""
         self._is_over = False
+        self._keys = itertools.count(1)
+        self._questions: dict[int, Question] = {}
+        """The unanswered questions by key, in the order in which they were asked."""
+        self._reply: Callable[[Answer], object] = lambda _: None
+        self._waits_for: Callable[[Question], bool] = lambda _: False
+
+    def connect(self, reply: Callable[[Answer], object], waits_for: Callable[[Question], bool]) -> None:
+        """Connect the questions with the run, before it begins.
+
+        Args:
+            reply: Called with each answer.
+            waits_for: Returns True if a rank still waits for the answer to a question.
+        """
+        self._reply, self._waits_for = reply, waits_for
 
     def text(self, stream: Stream, text: str) -> None:
         """Keep text."""
@@ -98,23 +112,40 @@ class Journal(Sink):
             self._is_over = True
             self._changed.notify_all()
 
-    def asked(self, question: PendingQuestion | None) -> None:
-        """Send clients a new question, or that one is answered; if no client can answer, write a line about it."""
+    def put(self, question: Question) -> None:
+        """Keep a question until a client answers it; if no client can answer, write a line about it."""
         with self._changed:
+            self._questions[next(self._keys)] = question
             self._changed.notify_all()
             has_company = time.monotonic() - self._answerable_at < COMPANY
-        if question is not None and not has_company:
-            line = f"{question.prompt.strip()!r} waits for an answer: attach(...).wait() in a cell asks you"
+        if not has_company:
+            line = f"{question.request.prompt.strip()!r} waits for an answer: attach(...).wait() in a cell asks you"
             self.text("stdout", f"{line}, as does `notebook-launcher attach` in a terminal\n")
 
-    def news(self, request: Follow) -> News:
-        """Return the entries after a position; wait for one, or for a question, at most as long as the client does."""
-        position = request.position
+    def answer(self, key: int, text: str) -> bool:
+        """Pass the line that was typed on to the rank; return False if another client was first, or no rank waits."""
         with self._changed:
-            if request.can_answer:
+            question = self._questions.pop(key, None)
+            self._changed.notify_all()
+        if question is not None:
+            reply = messages.InputReply(text=text, number=question.request.number)
+            self._reply(Answer(question.rank, reply, question.call_id))
+        return question is not None
+
+    def news(self, position: int, patience: float, asked: tuple[int, ...] = (), *, can_answer: bool = False) -> News:
+        """Return what a cell would have shown after a position, once there is something.
+
+        Args:
+            position: Position of the last news; 0: all that is kept.
+            patience: Longest wait in seconds for an entry or a question.
+            asked: Keys of the questions that the client knows; the answer comes at once if there are others.
+            can_answer: True if a person can answer questions at the client now.
+        """
+        with self._changed:
+            if can_answer:
                 self._answerable_at = time.monotonic()
             self._changed.wait_for(
-                lambda: self._is_over or position < self._end or self._keys() != request.asked, request.patience
+                lambda: self._is_over or position < self._end or tuple(self._pending()) != asked, patience
             )
             skip = max(0, position - self._num_dropped)
             return News(
@@ -122,12 +153,17 @@ class Journal(Sink):
                 position=self._end,
                 num_left_out=max(0, self._num_dropped - position),
                 status=self._status,
-                questions=self._pending(),
+                questions=tuple(
+                    PendingQuestion(key=key, rank=each.rank, prompt=each.request.prompt, password=each.request.password)
+                    for key, each in self._pending().items()
+                ),
                 is_over=self._is_over,
             )
 
-    def _keys(self) -> tuple[int, ...]:
-        return tuple(question.key for question in self._pending())
+    def _pending(self) -> dict[int, Question]:
+        # The rank may have been stopped or started again since.
+        self._questions = {key: question for key, question in self._questions.items() if self._waits_for(question)}
+        return self._questions
 
     @property
     def _end(self) -> int:

@@ -1,4 +1,7 @@
-"""Records between a host and its clients."""
+"""What a host and its clients say: a client calls functions of the host by their names.
+
+A host never sends what was not asked for.
+"""
 
 from __future__ import annotations
 
@@ -11,50 +14,60 @@ if TYPE_CHECKING:
     from notebook_launcher.kernel.plan import Plan
     from notebook_launcher.messaging import messages
 
-PROTOCOL = 8
-"""Number of this protocol. It changes with every record and with every method that an `Ask` may name; a host and a
+PROTOCOL = 9
+"""Number of this protocol. It changes with every record and with every function that an `Ask` may name; a host and a
 client of different numbers part."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class HostWaits:
-    """The host is up, and waits for its order; its first record. A kernel that was interrupted before gives none."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class Ask:
+    """Call a function of the host, or read an attribute of its run."""
 
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class HostOrder:
-    """Conduct this run; the kernel's answer to `HostWaits`. Descriptor: the parcel of the call."""
-
-    plan: Plan
     name: str
-    arguments: dict[str, str]
-    """The function's arguments in a few words each."""
-    source: str
-    environment: dict[str, Any]
-    """Versions, commit and variables of the kernel."""
-    places: dict[str, str]
-    """By file name: the kernel's cells as readers know them, `Cell In[3]`."""
-    surroundings: messages.Setup
-    """Environment, import path and working directory of the kernel."""
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    has_descriptor: bool = False
+    """True if a descriptor goes with it, which the host asks for by an empty answer; the function's first argument."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class HostAnswer:
+    """The value of a request, or its exception."""
+
+    value: Any = None
+    error: BaseException | None = None
+
+    def open(self) -> Any:
+        """Return the value, or raise the exception."""
+        if self.error is not None:
+            raise self.error
+        return self.value
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class SessionOrder:
-    """Keep these ranks for the calls of clients; the kernel's answer to the `HostWaits` of a session's host."""
-
-    plan: Plan
-    surroundings: messages.Setup
-    """Environment, import path and working directory of the kernel."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Begin:
-    """Begin a call on a session's ranks; answered by `HostReady`. Descriptor, once asked for: the call's parcel."""
+class CallOrder:
+    """A call, as the kernel knows it. Descriptor beside it: the parcel of the call."""
 
     scope: CallScope
     source: str
     places: dict[str, str]
-    """As in `HostOrder`."""
+    """By file name: the kernel's cells as readers know them, `Cell In[3]`."""
+    environment: dict[str, Any] | None = None
+    """Versions, commit and variables of the kernel; None: the host's own."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class HostOrder:
+    """Conduct a call, or keep ranks for the calls of clients; the host answers with its folder.
+
+    The kernel sends it once the host has said, by an empty answer, that it is up. Descriptor: the call's parcel.
+    """
+
+    plan: Plan
+    surroundings: messages.Setup
+    """Environment, import path and working directory of the kernel."""
+    call: CallOrder | None = None
+    """None for a session."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,8 +78,6 @@ class SessionState:
     num_processes: int
     summary: str
     """Hardware and options in one line."""
-    started: float
-    """Time by `time.time()`."""
     latest: str
     """Folder of the latest call; empty before the first."""
     is_busy: bool
@@ -75,104 +86,8 @@ class SessionState:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class HostReady:
-    """The run has begun, or the session waits for calls; the answer to `HostOrder`, `SessionOrder` and `Begin`."""
-
-    run_id: str
-    folder: str
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
-    """Call a method of the run's handle, or read an attribute: see `hosted_run.ANSWERED`.
-
-    Answered, as are the records below, by `Answered` or `RequestRefused`.
-    """
-
-    name: str
-    args: tuple[Any, ...] = ()
-    kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class AnswerQuestion:
-    """Give the answer to a `PendingQuestion`; the value is True if the question still waited for it."""
-
-    key: int
-    text: str
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class TakeResults:
-    """Note that the client has opened the results; the value is the run's last snapshot if its folder goes now."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class ReadSession:
-    """Read the state of the session; the value is a `SessionState`."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class OpenDebugger:
-    """Open a debugger in the frames of a rank, or join the debugger that is open."""
-
-    rank: int | None
-    """The rank; None: the one that failed first."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class InterruptDebugger:
-    """Leave the debugger at its prompt, or end the command that runs in it."""
-
-    again: bool
-    """True to end the rank."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class AwaitDebugger:
-    """Wait for the end of the debugger; the value is its exception, or None."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class ForgetFailures:
-    """Release what the ranks keep of the last call's failure."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class CloseSession:
-    """Stop the running call and end the ranks; the answer comes when they have ended."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Answered:
-    """The value of a request."""
-
-    value: Any
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class RequestRefused:
-    """The exception of a request."""
-
-    error: BaseException
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Follow:
-    """Send what a cell would have shown after a position, at once or when there is something; answered by `News`."""
-
-    position: int
-    patience: float
-    """Seconds after which the answer comes in any case."""
-    asked: tuple[int, ...] = ()
-    """Keys of the questions that the client knows; the answer comes at once if there are others."""
-    can_answer: bool = False
-    """True if a person can answer questions at the client now."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PendingQuestion:
-    """A question of a rank that waits for an answer; answered by `AnswerQuestion`."""
+    """A question of a rank that waits for an answer."""
 
     key: int
     rank: int
@@ -198,7 +113,7 @@ class News:
 
     entries: tuple[Entry, ...]
     position: int
-    """The position of the next `Follow`."""
+    """The position from which the next news are."""
     num_left_out: int
     """Number of entries that the host had dropped before."""
     status: str

@@ -9,7 +9,7 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-from notebook_launcher.detached import host_socket
+from notebook_launcher.detached.host_socket import Clients
 from notebook_launcher.errors import ConfigError, ResourceError
 from notebook_launcher.history import run_folders
 from notebook_launcher.history.encoding import encode, encode_snapshot
@@ -19,7 +19,6 @@ from notebook_launcher.history.run_folders import SESSION_SOCKET, is_session
 from notebook_launcher.wording import format_seconds
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
@@ -60,8 +59,10 @@ def check_name_is_free(home: Path, config: LaunchConfig) -> None:
             )
 
 
-def make(config: LaunchConfig, snapshot: Callable[[], RunSnapshot]) -> tuple[Path, socket.socket]:
-    """Make the folder of a session; return it with the session's listening socket.
+def make(
+    config: LaunchConfig, snapshot: Callable[[], RunSnapshot], find: Callable[[str], Callable[..., object]]
+) -> tuple[Path, Clients]:
+    """Make the folder of a session; return it with the session's socket.
 
     Raises:
         ConfigError: A session that lives has the name.
@@ -74,18 +75,9 @@ def make(config: LaunchConfig, snapshot: Callable[[], RunSnapshot]) -> tuple[Pat
         check_name_is_free(home, config)
         folder = home / run_folders.new_id(session_name_of(config), time.time())
         folder.mkdir(mode=0o700)
-        sock = listen_or_remove(folder, SESSION_SOCKET)
+        clients = Clients(folder, find, SESSION_SOCKET)
         write_summary(folder, snapshot())
-    return folder, sock
-
-
-def listen_or_remove(folder: Path, socket_name: str) -> socket.socket:
-    """Return a listening socket in a new folder; where there is no room for it, remove the folder and raise OSError."""
-    try:
-        return host_socket.listen(folder, socket_name)
-    except OSError:
-        run_folders.remove(folder)
-        raise
+    return folder, clients
 
 
 def no_folder(config: LaunchConfig, error: OSError) -> ResourceError:

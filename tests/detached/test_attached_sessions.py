@@ -25,7 +25,6 @@ from notebook_launcher import (
 from notebook_launcher.command_line.program import main
 from notebook_launcher.detached import host_socket
 from notebook_launcher.detached.attached_session import AttachedSession
-from notebook_launcher.detached.requests import Ask, AwaitDebugger, Follow, InterruptDebugger, OpenDebugger
 from notebook_launcher.history import run_folders
 from notebook_launcher.history.run_folders import SESSION_SOCKET, SOCKET
 from tests.detached.hosts import lives, release
@@ -291,21 +290,21 @@ def test_session_is_closed_though_its_host_is_stopped(
 def test_other_calls_wait_for_the_end_of_a_debugger(session: AttachedSession) -> None:
     with (
         contextlib.closing(host_socket.HostConnection(session._folder, SESSION_SOCKET)) as connection,
-        pytest.raises(TypeError, match=r"the host of a session does not answer Ask\(name='snapshot'"),
+        pytest.raises(TypeError, match="the host of a session does not answer 'snapshot'"),
     ):
-        connection.request(Ask(name="snapshot"))
+        connection.request("snapshot")
     with pytest.raises(CallOrderError, match=r"no debugger is open in this session: session.debug\(\) opens one"):
-        session._request(AwaitDebugger())
+        session._request("end")
     with pytest.raises(ZeroDivisionError):
         session.execute("1/0", ranks=1)
-    session._request(OpenDebugger(rank=None))
+    session._request("debug", None)
     with pytest.raises(CallOrderError, match=r"the session is in the debugger of rank 1, which a client has opened"):
         session.run(get)
     assert session.is_busy
     with contextlib.closing(host_socket.HostConnection(session._folder, SESSION_SOCKET)) as connection:
-        until(lambda: connection.ask(Follow(position=0, patience=0.0)).questions)
-        news = connection.ask(Follow(position=0, patience=0.0))
-    session._request(InterruptDebugger(again=False))
-    session._request(AwaitDebugger())
+        until(lambda: connection.request("news", 0, 0.0).questions)
+        news = connection.request("news", 0, 0.0)
+    session._request("interrupt", again=False)
+    session._request("end")
     # The client that opened the debugger is on its way to the first prompt.
     assert "waits for an answer" not in repr(news.entries)

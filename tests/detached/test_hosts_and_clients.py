@@ -26,7 +26,7 @@ from notebook_launcher import (
     runs,
 )
 from notebook_launcher.detached import host_socket
-from notebook_launcher.detached.requests import Ask, Follow
+from notebook_launcher.detached.requests import Ask
 from tests.detached.hosts import host_of, release
 from tests.support.waiting import until
 
@@ -89,7 +89,7 @@ class Client:
         points, self._metric = visitor.metrics_since(self._metric)
         self.steps += [point.step for point in points]
         with contextlib.closing(host_socket.HostConnection(self.run.folder)) as connection:
-            news = connection.ask(Follow(position=self._position, patience=patience))
+            news = connection.request("news", self._position, patience)
         assert news.num_left_out == 0
         self._position = news.position
         self.text += "".join(entry.args[1] for entry in news.entries if entry.method == "text")
@@ -172,7 +172,7 @@ def test_client_that_reads_nothing_does_not_delay_others(home: Path, gate: Path)
     run = launch(write_much, 1, args=(str(gate),), detached=True, output="none")
     until(lambda: run.logs_since(0, 7_999_999)[0].endswith("written\n"))
     host, stuck = host_of(run), host_socket.HostConnection(run.folder)
-    stuck._link.send(Ask(name="logs", args=(0,)))  # The answer is never read.
+    stuck._link.send(Ask("logs", (0,), {}))  # The answer is never read.
     began = time.monotonic()
     assert not run.wait(0)
     # What the host has no room to keep is lost alone: the run is a success, and its other results are there.
