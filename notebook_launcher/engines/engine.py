@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import dataclasses
 import math
 import os
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from notebook_launcher.engines.board import LiveRecords
 from notebook_launcher.messaging import messages
@@ -53,8 +52,7 @@ def start_deadline() -> float:
 Stream = Literal["stdout", "stderr"]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Output:
+class Output(NamedTuple):
     """Bytes that a rank wrote to its standard output or error."""
 
     rank: int
@@ -62,8 +60,7 @@ class Output:
     data: bytes
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class FromRank:
+class FromRank(NamedTuple):
     """A record from a rank; the receiver of the event owns the descriptors."""
 
     rank: int
@@ -76,22 +73,19 @@ class FromRank:
             os.close(fd)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class RankLost:
+class RankLost(NamedTuple):
     """A rank's process has exited, and all its output has been read."""
 
     exited: messages.RankExited
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class SupervisorLost:
+class SupervisorLost(NamedTuple):
     """The supervisor is gone; `reason` is what it wrote to its standard error, empty if nothing."""
 
     reason: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class NodeLost:
+class NodeLost(NamedTuple):
     """A node is gone, with all of its ranks."""
 
     node: str
@@ -101,8 +95,7 @@ class NodeLost:
     """The sign by which the loss was noticed."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Woken:
+class Woken(NamedTuple):
     """Another thread called `wake`."""
 
 

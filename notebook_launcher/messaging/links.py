@@ -8,12 +8,12 @@ record (`detached/host_socket.py`).
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import pickle
 import select
 import struct
 import threading
-import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ READ_SIZE = 1 << 16
 MAX_PARTS = 512
 """Parts in one write; the system takes 1,024."""
 LOOK_EVERY = 0.25
-"""Seconds between two looks of a thread that waits for room in the link: has it ended meanwhile?"""
+"""Seconds between two looks of a thread that waits: has the link been given up meanwhile?"""
 
 
 class LinkError(OSError):
@@ -46,9 +46,6 @@ class SilentError(LinkError):
 class Link:
     """One end of a link. Any thread may send; one thread receives.
 
-    `receive` waits for the next record. A thread that has several links waits for all of them by itself, and calls
-    `read` and `whole_records` for each that is readable.
-
     Args:
         read_fd: Descriptor to read from.
         write_fd: Descriptor to write to.
@@ -57,9 +54,9 @@ class Link:
 
     def __init__(self, read_fd: int, write_fd: int, patience: float | None = None) -> None:
         self._read_fd, self._write_fd = read_fd, write_fd
-        self._patience = float("inf") if patience is None else patience
+        self._patience = math.inf if patience is None else patience
         self._is_given_up = False
-        """True if nothing is sent any more."""
+        """True if nothing is sent or received any more."""
         if patience is not None:
             # Where a network is cut, no peer makes room, and a thread that is inside of `write` cannot be called back.
             os.set_blocking(write_fd, False)
@@ -81,18 +78,16 @@ class Link:
                     parts[0] = parts[0][size:]
 
     def give_up(self) -> None:
-        """Let `send` fail from now on; with `patience` also where it waits for room in another thread."""
+        """Let `send` and `receive` fail from now on, also in a thread that waits: in `send` only with `patience`."""
         self._is_given_up = True
 
     def _write(self, parts: Sequence[memoryview]) -> int:
         """Write some bytes of the parts, and return their number."""
-        until = time.monotonic() + self._patience
         while not self._is_given_up:
             with contextlib.suppress(BlockingIOError):
                 return os.writev(self._write_fd, parts)
-            if time.monotonic() > until:
+            if not self._await(self._write_fd, select.POLLOUT, self._patience):
                 self.give_up()  # The other end has a part of a record, so no other can follow.
-            _wait_for(self._write_fd, select.POLLOUT, LOOK_EVERY)
         raise LinkError("the other end has taken nothing for too long")
 
     def receive(self, patience: float | None = None) -> Any:
@@ -100,76 +95,56 @@ class Link:
 
         Raises what unpickling raises, too; then the link is of no further use.
         """
-        while (end := self._end_of_record(0)) is None:
-            self._fill(patience)
-        return self._take_record(end)
-
-    def read_line(self, patience: float | None = None) -> bytes:
-        """Return the next line of text, before the first record; raises as `receive` does."""
-        while (line := self.next_line()) is None:
-            self._fill(patience)
-        return line
-
-    def read(self) -> None:
-        """Read once what has arrived, for `next_line` and `whole_records`; waits only if nothing has.
-
-        Raises:
-            LinkError: The link has ended.
-        """
-        try:
-            data = os.read(self._read_fd, READ_SIZE)
-        except OSError as error:
-            raise LinkError(str(error)) from error
-        if not data:
-            raise LinkError("the link has ended")
-        self._unread += data
-
-    def next_line(self) -> bytes | None:
-        """Return the next line of text, as far as it has been read; None: not all of it has."""
-        if (end := self._unread.find(b"\n")) < 0:
-            if len(self._unread) > LONGEST_LINE:
-                raise LinkError(f"its output begins with a line of more than {LONGEST_LINE} bytes")
-            return None
-        line = bytes(memoryview(self._unread)[: end + 1])
-        del self._unread[: end + 1]
-        return line
-
-    def whole_records(self) -> list[Any]:
-        """Return the records that have been read to their end; raises as `receive`."""
-        at, records = 0, []
-        with memoryview(self._unread) as unread:
-            while (end := self._end_of_record(at)) is not None:
-                records.append(pickle.loads(unread[at + HEAD.size : end]))
-                at = end
-        del self._unread[:at]
-        return records
-
-    def _end_of_record(self, start: int) -> int | None:
-        """Return the end of the record that begins at this byte; None: it has not been read yet."""
-        if len(self._unread) < start + HEAD.size:
-            return None
-        length = int(HEAD.unpack_from(self._unread, start)[0])
+        head = self._read(HEAD.size, patience)
+        length = int(HEAD.unpack(head)[0])
         if length > LONGEST_RECORD:
             raise LinkError(
                 f"what arrives are no messages: one would have {length} bytes. Something else writes into the stream"
             )
-        end = start + HEAD.size + length
-        return end if end <= len(self._unread) else None
+        return pickle.loads(self._read(length, patience))
 
-    def _take_record(self, end: int) -> Any:
-        payload = bytes(memoryview(self._unread)[HEAD.size : end])
-        del self._unread[:end]
-        return pickle.loads(payload)
+    def read_line(self, patience: float | None = None) -> bytes:
+        """Return the next line of text, before the first record; raises as `receive` does."""
+        while (end := self._unread.find(b"\n")) < 0:
+            if len(self._unread) > LONGEST_LINE:
+                raise LinkError(f"its output begins with a line of more than {LONGEST_LINE} bytes")
+            self._fill(patience)
+        return self._read(end + 1, patience)
+
+    def _read(self, size: int, patience: float | None) -> bytes:
+        while len(self._unread) < size:
+            self._fill(patience)
+        data = bytes(memoryview(self._unread)[:size])
+        del self._unread[:size]
+        return data
 
     def _fill(self, patience: float | None) -> None:
-        # Silence: no byte arrives while this thread watches. A thread that was held up finds the bytes.
+        """Read what has arrived; wait if nothing has."""
         try:
-            is_readable = _wait_for(self._read_fd, select.POLLIN, patience)
+            is_readable = self._await(self._read_fd, select.POLLIN, math.inf if patience is None else patience)
+            data = os.read(self._read_fd, READ_SIZE) if is_readable else b""
         except (OSError, ValueError) as error:
             raise LinkError(str(error)) from error
-        if not is_readable:
+        if not (is_readable or self._is_given_up):
             raise SilentError(f"no message arrived for {patience:g} s")
-        self.read()
+        if not data:
+            raise LinkError("the link has ended")
+        self._unread += data
+
+    def _await(self, fd: int, event: int, patience: float) -> bool:
+        """Wait until a descriptor is ready; return False if it is not in time, or the link is given up.
+
+        Only the time counts in which this thread watches: one that was held up finds what has arrived.
+        """
+        # Not `select.select`, which refuses descriptors above 1023: a kernel with many nodes has more.
+        poll = select.poll()
+        poll.register(fd, event)
+        watched = 0.0
+        while not self._is_given_up and watched < patience:
+            if poll.poll(1e3 * min(LOOK_EVERY, patience - watched)):
+                return True
+            watched += LOOK_EVERY
+        return False
 
     def close_sending(self) -> None:
         """Announce to the other end that nothing more comes; idempotent."""
@@ -185,11 +160,3 @@ class Link:
             fd, self._read_fd = self._read_fd, -1
             if fd >= 0:
                 os.close(fd)
-
-
-def _wait_for(fd: int, event: int, seconds: float | None) -> bool:
-    """Wait until a descriptor is ready; return False if it is not in time."""
-    # Not `select.select`, which refuses descriptors above 1023: a kernel with many nodes has more.
-    poll = select.poll()
-    poll.register(fd, event)
-    return bool(poll.poll(None if seconds is None else 1e3 * seconds))

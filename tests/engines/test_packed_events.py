@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from notebook_launcher.engines.board import LiveRecords, pack_record
-from notebook_launcher.engines.cluster.node_records import MAX_HOLD, MIN_HOLD, HeldEvents, unpack_event
+from notebook_launcher.engines.cluster.node_records import MAX_HOLD, MIN_HOLD, HeldEvents
 from notebook_launcher.engines.engine import FromRank, Output, RankLost, Woken
 from notebook_launcher.kernel.run.live_values import LiveValues
 from notebook_launcher.messaging import messages
@@ -28,7 +28,7 @@ def taken_from(*events: Any) -> list[Any]:
     held = HeldEvents()
     held.add(events, 10.0)
     return [
-        unpack_event(event, 100.0) if isinstance(event, (bytes, tuple)) else event
+        LiveRecords(event, 100.0) if isinstance(event, bytes) else event
         for event in pickle.loads(pickle.dumps(held.take()))
     ]
 
@@ -79,7 +79,7 @@ def test_calm_events_wait_for_others_and_urgent_ones_take_them_along() -> None:
     held.add([EXITED], 10.0)
     assert held.next_due(10.0) == 0
     taken = held.take()
-    assert [type(event) for event in taken] == [bytes, tuple, RankLost]
+    assert [type(event) for event in taken] == [bytes, Output, RankLost]
     assert held.take() == ()
 
 

@@ -1,4 +1,4 @@
-"""Links: records over a pair of descriptors, read by a thread of their own or by one that has several of them."""
+"""Links: records over a pair of descriptors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from notebook_launcher.messaging import links
-from notebook_launcher.messaging.links import Link, LinkError
+from notebook_launcher.messaging.links import Link, LinkError, SilentError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,65 +30,32 @@ def ends() -> Iterator[tuple[Link, Link]]:
         yield sender, receiver
 
 
-def test_records_that_have_arrived_are_taken_together(ends: tuple[Link, Link]) -> None:
+def test_lines_and_records_arrive_in_their_order_in_parts_or_together_until_the_end(ends: tuple[Link, Link]) -> None:
     sender, receiver = ends
-    sender.send("first", {"second": 2})
-    receiver.read()
-    assert receiver.whole_records() == ["first", {"second": 2}]
-    assert receiver.whole_records() == []
-
-
-def test_record_that_arrives_in_parts_is_taken_once_it_is_whole(ends: tuple[Link, Link]) -> None:
-    sender, receiver = ends
-    thread = threading.Thread(target=sender.send, args=("before", LARGE, "after"))
+    os.write(sender._write_fd, b"half")
+    with pytest.raises(SilentError, match=r"no message arrived for 0\.01 s"):
+        receiver.read_line(0.01)
+    os.write(sender._write_fd, b" a line\n")
+    thread = threading.Thread(target=sender.send, args=("before", LARGE, {"after": 2}))
     thread.start()
-    records: list[object] = []
-    num_reads = 0
-    while len(records) < 3:
-        receiver.read()
-        num_reads += 1
-        records += receiver.whole_records()
+    assert receiver.read_line() == b"half a line\n"
+    assert [receiver.receive() for _ in range(3)] == ["before", LARGE, {"after": 2}]
     thread.join()
-    assert records == ["before", LARGE, "after"]
-    assert num_reads > 3
+    sender.close_sending()
+    with pytest.raises(LinkError, match="the link has ended"):
+        receiver.receive()
+    receiver.close()
+    with pytest.raises(LinkError, match="descriptor"):
+        receiver.receive()
 
 
 def test_stream_without_records_or_lines_is_refused(ends: tuple[Link, Link], monkeypatch: pytest.MonkeyPatch) -> None:
     sender, receiver = ends
     monkeypatch.setattr(links, "LONGEST_LINE", 10)
+    os.write(sender._write_fd, b"many words")
     os.write(sender._write_fd, (2**62).to_bytes(8, "little"))
-    receiver.read()
-    assert receiver.next_line() is None
-    with pytest.raises(LinkError, match="what arrives are no messages: one would have 4611686018427387904 bytes"):
-        receiver.whole_records()
-    with pytest.raises(LinkError, match="what arrives are no messages"):
-        receiver.receive()
-    os.write(sender._write_fd, b"words")
-    receiver.read()
     with pytest.raises(LinkError, match="its output begins with a line of more than 10 bytes"):
-        receiver.next_line()
-
-
-def test_record_behind_a_line_is_not_part_of_it(ends: tuple[Link, Link]) -> None:
-    sender, receiver = ends
-    os.write(sender._write_fd, b"half")
-    receiver.read()
-    assert receiver.next_line() is None
-    os.write(sender._write_fd, b" a line\n")
-    sender.send("record")
-    receiver.read()
-    assert receiver.next_line() == b"half a line\n"
-    assert receiver.whole_records() == ["record"]
-
-
-def test_end_of_a_link_is_an_error(ends: tuple[Link, Link]) -> None:
-    sender, receiver = ends
-    sender.send("last")
-    sender.close_sending()
-    receiver.read()
-    assert receiver.whole_records() == ["last"]
-    with pytest.raises(LinkError, match="the link has ended"):
-        receiver.read()
-    receiver.close()
-    with pytest.raises(LinkError, match="Bad file descriptor"):
-        receiver.read()
+        receiver.read_line()
+    assert receiver._read(10, 0.0) == b"many words"
+    with pytest.raises(LinkError, match="what arrives are no messages: one would have 4611686018427387904 bytes"):
+        receiver.receive()

@@ -126,21 +126,20 @@ class Agent:
         match record:
             case node_records.Join():
                 self._network = record
-                self._unbind()
+                if self._listener is not None:
+                    self._listener.close()
+                self._listener = None
                 self._bind()
                 self._tell(node_records.Joined(self._port))
                 fork_server().start(os.environ)
             case node_records.LookForFile(path):
                 self._tell(node_records.FileSeen(path, Path(path).exists()))
             case node_records.Modules(archive):
-                self._drop_modules()
                 self._modules = AnonymousFile("modules")
                 with open(self._modules.fileno(), "wb", closefd=False) as file:
                     file.write(archive)
             case node_records.StartTree(tree, setup, imports):
-                if imports is not None:
-                    fork_server().tell(imports)
-                self._start_tree(tree, setup)
+                self._start_tree(tree, setup, imports)
             case node_records.ParcelChunk(data, is_first):
                 self._add_to_parcel(data, is_first=is_first)
             case node_records.CloseTree():
@@ -159,7 +158,10 @@ class Agent:
                 tree.signal(ranks, signum)
             case node_records.Replace(rank):
                 self._exited.discard(rank)
-                self._replace(rank, tree)
+                try:
+                    tree.replace(rank)
+                except ResourceError as error:
+                    self._tell(node_records.Happened(self._number, (_not_started(rank, error),)))
             case node_records.FinishTree():
                 self._is_finishing = True
                 tree.finish()
@@ -182,16 +184,13 @@ class Agent:
             self._listener = socket.socket()
             self._listener.bind((self._network.address, 0))
 
-    def _unbind(self) -> None:
-        if self._listener is not None:
-            self._listener.close()
-            self._listener = None
-
     @property
     def _port(self) -> int:
         return 0 if self._listener is None else int(self._listener.getsockname()[1])
 
-    def _start_tree(self, number: int, setup: messages.Setup) -> None:
+    def _start_tree(self, number: int, setup: messages.Setup, imports: messages.Imports | None) -> None:
+        if imports is not None:
+            fork_server().tell(imports)
         self._number, self._epoch = number, 0
         self._exited, self._is_finishing = set(), False
         self._held = HeldEvents(setup.place.num_nodes)
@@ -200,10 +199,10 @@ class Agent:
         setup = _at_home(setup, self._network.interface)
         if self._modules is not None:
             setup = dataclasses.replace(setup, sys_path=[*setup.sys_path, path_of_archive(self._modules.fileno())])
-        starter = start_by_spawn if setup.start_method == "spawn" else fork_server().starter(setup)
         listener = None
         if setup.place.hosts_store:
             listener, self._listener = self._listener, None
+        starter = start_by_spawn if setup.start_method == "spawn" else fork_server().starter(setup)
         try:
             self._tree = ProcessTree(setup, starter, listener)
         except ResourceError as error:
@@ -211,16 +210,8 @@ class Agent:
             failed = tuple(_not_started(rank, error) for rank in setup.place.ranks)
             self._tell(node_records.Happened(number, failed))
 
-    def _replace(self, rank: int, tree: ProcessTree) -> None:
-        try:
-            tree.replace(rank)
-        except ResourceError as error:
-            self._tell(node_records.Happened(self._number, (_not_started(rank, error),)))
-
     def _add_to_parcel(self, data: bytes, *, is_first: bool) -> None:
         if is_first or self._parcel is None:
-            if self._parcel is not None:
-                self._parcel.close()
             self._parcel = AnonymousFile("call")
         with open(self._parcel.fileno(), "ab", closefd=False) as file:
             file.write(data)
@@ -249,13 +240,16 @@ class Agent:
             self._close_tree()
 
     def _state(self, tree: ProcessTree) -> node_records.NodeState:
-        ranks = tree.setup.place.ranks
-        memory, first, num = tree.board.memory, ranks[0], len(ranks)
+        ranks, memory = tree.setup.place.ranks, tree.board.memory
+
+        def of_ranks(start: int) -> bytes:
+            return bytes(memory[start + ranks[0] : start + ranks[-1] + 1])
+
         return node_records.NodeState(
             self._epoch,
             bool(memory[board_layout.HAS_SAFEPOINT]),
-            bytes(memory[board_layout.COOPERATIVE + first : board_layout.COOPERATIVE + first + num]),
-            bytes(memory[board_layout.ACTIVITY + first : board_layout.ACTIVITY + first + num]),
+            of_ranks(board_layout.COOPERATIVE),
+            of_ranks(board_layout.ACTIVITY),
             {rank: size for rank in ranks if (size := tree.memory(rank)) is not None},
             {rank: dataclasses.astuple(pulse) for rank, pulse in tree.pulses(ranks).items()},
         )
@@ -275,15 +269,7 @@ class Agent:
         self._held.take()
         if tree is not None:
             tree.close()
-        if self._parcel is not None:
-            self._parcel.close()
-            self._parcel = None
-        self._drop_modules()
-
-    def _drop_modules(self) -> None:
-        if self._modules is not None:
-            self._modules.close()
-            self._modules = None
+        self._parcel = self._modules = None
 
 
 def _not_started(rank: int, error: ResourceError) -> messages.RankNotStarted:

@@ -20,10 +20,9 @@ import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher.engines.board import Board, Pulse
+from notebook_launcher.engines.board import Board, LiveRecords, Pulse
 from notebook_launcher.engines.cluster import node_records
 from notebook_launcher.engines.cluster.connections import in_time_of_kernel
-from notebook_launcher.engines.cluster.node_records import unpack_event
 from notebook_launcher.engines.engine import FromRank, NodeLost, RankLost, SupervisorLost, Woken
 from notebook_launcher.machine.allocation import ranks_by_node
 from notebook_launcher.messaging import board_layout, messages
@@ -178,7 +177,7 @@ class ClusterTree:
         if record.state is not None:
             self._note_state(node, record.state)
         return [
-            unpack_event(event, node.offset) if isinstance(event, (bytes, tuple)) else self._translate(event, node)
+            LiveRecords(event, node.offset) if isinstance(event, bytes) else self._translate(event, node)
             for event in record.events
         ]
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from notebook_launcher.engines.cluster import cluster_tree, node_records
 from notebook_launcher.engines.cluster.cluster_tree import ClusterTree
 from notebook_launcher.engines.cluster.connections import Greeting, choose_networks, version_difference, versions
-from notebook_launcher.engines.cluster.node import Node, Receiver
+from notebook_launcher.engines.cluster.node import Node
 from notebook_launcher.engines.engine import start_deadline
 from notebook_launcher.errors import ConfigError
 
@@ -38,7 +38,6 @@ class Cluster:
 
     def __init__(self, key: ClusterKey) -> None:
         self._key = key
-        self._receiver = Receiver()
         self.nodes: list[Node] = []
         self.taken = threading.Event()
         """Set when a launch takes the nodes, or they are closed; a new event each time that they become idle."""
@@ -47,10 +46,10 @@ class Cluster:
         """Start the agents that are not up, and have all join; raises `ConfigError` if one cannot."""
         for number in range(self._key.num_nodes):
             if number == len(self.nodes):
-                self.nodes.append(Node(number, self._key.connect(number), self._receiver))
+                self.nodes.append(Node(number, self._key.connect(number)))
             elif self.nodes[number].lost:
                 self.nodes[number].close()
-                self.nodes[number] = Node(number, self._key.connect(number), self._receiver)
+                self.nodes[number] = Node(number, self._key.connect(number))
         until = time.monotonic() + self._key.patience
         self._await_greetings(until)
         self._join(until)
@@ -136,7 +135,6 @@ class Cluster:
         while self.nodes:
             self.nodes[-1].close()
             self.nodes.pop()
-        self._receiver.close()
 
 
 class Clusters:

@@ -6,7 +6,6 @@ import contextlib
 import math
 import os
 import queue
-import selectors
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -40,7 +39,7 @@ GREETING_LINES = 1000
 class Node:
     """One agent. Records to it are queued, so that a network that hangs does not delay the kernel."""
 
-    def __init__(self, number: int, connection: CommandConnection | RayConnection, receiver: Receiver) -> None:
+    def __init__(self, number: int, connection: CommandConnection | RayConnection) -> None:
         self.number = number
         self.greeting: Greeting | None = None
         """The agent's first line; None before it, and if the agent never came up."""
@@ -66,24 +65,20 @@ class Node:
         """Seconds by which the kernel's monotonic clock is ahead of the node's."""
         self._round_trip = float("inf")
         """The shortest time that a ping took, from which `offset` was measured."""
-        self._num_lines = 0
-        """Lines that arrived before the greeting."""
         self._has_greeted = False
-        self._is_understood = False
-        """True once the agent has greeted, and is of the versions of this kernel."""
         self.connection = connection
         """The way to the agent."""
-        self.read_fd = connection.read_fd
-        """Descriptor at which the agent's records arrive."""
         self._link = Link(connection.read_fd, connection.write_fd, math.inf)
         self._outbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         """Records, parcels and, as None, the end."""
         self._urgent: queue.SimpleQueue[Any] = queue.SimpleQueue()
         """Records that go between two chunks of a parcel."""
-        self._threads = [threading.Thread(target=self._deliver, name=f"notebook-launcher node {number}", daemon=True)]
-        self._threads[0].start()
-        self._receiver = receiver
-        receiver.add(self)
+        self._threads = [
+            threading.Thread(target=target, name=f"notebook-launcher node {number}", daemon=True)
+            for target in (self._deliver, self._receive)
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def __str__(self) -> str:
         host = "" if self.greeting is None else f" ({self.greeting.host}, {self.address or 'no address yet'})"
@@ -169,38 +164,29 @@ class Node:
                 records.append(node_records.ParcelChunk(data, is_first=not at))
                 at += max(1, len(data))
 
-    @property
-    def patience(self) -> float:
-        """Seconds of silence after which the node counts as lost. A command may take long until its agent is up."""
-        return PATIENCE if self._has_greeted else math.inf
+    def _receive(self) -> None:
+        try:
+            greeting = self._await_greeting()
+            self._has_greeted = True
+            self.replies.put(greeting)
+            while not version_difference(versions(), greeting.versions):  # Else nothing of it is unpickled.
+                self._take(self._link.receive(PATIENCE), time.monotonic())
+        except (
+            Exception
+        ) as error:  # the link has ended, is silent, or something has spoilt it, so that nothing unpickles
+            self.lost = self.lost or self.connection.why() or str(error)
+            self.send(None)
+            self.replies.put(None)
+            self._closings.put(None)
+            self.inbox.put((self, None))
 
-    def read(self) -> list[Any]:
-        """Read what has arrived, and return what is whole of it: `Greeting` first, then records.
+    def _await_greeting(self) -> Greeting:
+        for _ in range(GREETING_LINES):  # However long it takes until the agent is up.
+            if (line := self._link.read_line()).startswith(MARK):
+                return Greeting.from_line(line)
+        raise LinkError("the first lines of its output hold no greeting of an agent")
 
-        Records of an agent of other versions are not unpickled.
-
-        The receiver calls this when the link is readable, then `take` for each record, and `lose` at the end.
-
-        Raises:
-            LinkError: The link has ended.
-        """
-        self._link.read()
-        greeting = [] if self._has_greeted else self._find_greeting()
-        return greeting + (self._link.whole_records() if self._is_understood else [])
-
-    def _find_greeting(self) -> list[Any]:
-        while (line := self._link.next_line()) is not None:
-            if line.startswith(MARK):
-                self._has_greeted = True
-                greeting = Greeting.from_line(line)
-                self._is_understood = not version_difference(versions(), greeting.versions)
-                return [greeting]
-            self._num_lines += 1
-            if self._num_lines == GREETING_LINES:
-                raise LinkError("the first lines of its output hold no greeting of an agent")
-        return []
-
-    def take(self, record: Any, now: float) -> None:
+    def _take(self, record: Any, now: float) -> None:
         """Take a record that arrived at the time `now`."""
         match record:
             case node_records.Pong(sent, there):
@@ -209,13 +195,12 @@ class Node:
                 pass
             case node_records.Happened() | node_records.BoardWritten():
                 self.inbox.put((self, record))
-            case node_records.Joined(port):
-                self.port = port
-                self.replies.put(record)
             case node_records.TreeClosed(_, port):
                 self.port = port
                 self._closings.put(record)
             case _:
+                if isinstance(record, node_records.Joined):
+                    self.port = record.port
                 self.replies.put(record)
 
     def _note_clock(self, sent: float, there: float, now: float) -> None:
@@ -223,23 +208,6 @@ class Node:
         if now - sent <= 1.5 * self._round_trip:
             self._round_trip = min(self._round_trip, now - sent)
             self.offset = (sent + now) / 2 - there
-
-    def lose(self, error: OSError) -> None:
-        """Note that the link has ended, or that the agent is silent; never waits."""
-        if self.lost:
-            self._lose(error)
-            return
-        name = f"notebook-launcher node {self.number}"
-        thread = threading.Thread(target=self._lose, args=(error,), name=name, daemon=True)
-        thread.start()  # Because a command may take a second to end.
-        self._threads.append(thread)
-
-    def _lose(self, error: OSError) -> None:
-        self.lost = self.lost or self.connection.why() or str(error)
-        self.send(None)
-        self.replies.put(None)
-        self._closings.put(None)
-        self.inbox.put((self, None))
 
     def close(self) -> None:
         """End the agent, its ranks and what carried the link, and release everything; idempotent."""
@@ -250,7 +218,6 @@ class Node:
             self._link.give_up()  # The agent may be stopped, and take nothing.
         self.connection.end(patience)
         self._link.give_up()
-        self._receiver.remove(self)
         for thread in self._threads:
             thread.join()
         while not self._outbox.empty():
@@ -268,106 +235,3 @@ class _ParcelFile:
 
     def __init__(self, fd: int) -> None:
         self.file = open(os.dup(fd), "rb", buffering=0)  # noqa: SIM115 - until it was sent, or the node is closed
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# The thread that receives from the agents of one set of nodes.
-
-
-LOOK_EVERY = 0.5
-"""Seconds between two looks for nodes that are silent."""
-
-
-class Receiver:
-    """Reads the links of all nodes in one thread, which starts with the first node.
-
-    A thread for each of 125 nodes, woken with every message, took a tenth of a core, of which the records themselves
-    cost a tenth. This thread reads from all nodes that have sent something before it passes on any record.
-    """
-
-    def __init__(self) -> None:
-        self._selector = selectors.DefaultSelector()
-        self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._selector.register(self._wake_fd, selectors.EVENT_READ)
-        self._lock = threading.Lock()
-        """Held while links are read, and while nodes are added or removed."""
-        self._heard: dict[Node, float] = {}
-        """The nodes whose links are read, each with the time, as in `_watched`, at which bytes last arrived."""
-        self._watched = 0.0
-        """Seconds that the thread has spent waiting: only then a node that sends nothing is silent."""
-        self._looked_at = 0.0
-        self._thread: threading.Thread | None = None
-        self._is_closed = False
-
-    def add(self, node: Node) -> None:
-        """Read the link of a node from now on."""
-        with self._lock:
-            self._heard[node] = self._watched
-            self._selector.register(node.read_fd, selectors.EVENT_READ, node)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._receive, name="notebook-launcher nodes", daemon=True)
-                self._thread.start()
-
-    def remove(self, node: Node) -> None:
-        """Read the link of a node no more; idempotent."""
-        with self._lock:
-            self._drop(node)
-
-    def close(self) -> None:
-        """End the thread; idempotent."""
-        with self._lock:
-            self._is_closed = True
-            if self._thread is not None:
-                os.eventfd_write(self._wake_fd, 1)
-        if self._thread is not None:
-            self._thread.join()
-        with self._lock:
-            self._thread = None
-            if self._wake_fd >= 0:
-                self._selector.close()
-                os.close(self._wake_fd)
-                self._wake_fd = -1
-
-    def _receive(self) -> None:
-        while not self._is_closed:
-            began = time.monotonic()
-            ready = self._selector.select(LOOK_EVERY)
-            waited = time.monotonic() - began
-            with self._lock:
-                self._watched += waited
-                arrived = [(key.data, self._read(key.data)) for key, _ in ready if key.data in self._heard]
-                now = time.monotonic()
-                for node, records in arrived:
-                    self._pass_on(node, records, now)
-                if self._watched - self._looked_at >= LOOK_EVERY:
-                    self._looked_at = self._watched
-                    self._look_for_silent_nodes()
-
-    def _read(self, node: Node) -> list[Any]:
-        self._heard[node] = self._watched
-        try:
-            return node.read()
-        except OSError as error:
-            self._lose(node, error)
-        except Exception as error:  # a record that this kernel cannot unpickle: an agent of another kind
-            self._lose(node, LinkError(f"{type(error).__name__}: {error}"))
-        return []
-
-    @staticmethod
-    def _pass_on(node: Node, records: list[Any], now: float) -> None:
-        for record in records:
-            node.take(record, now)
-
-    def _look_for_silent_nodes(self) -> None:
-        silent = {node: node.patience for node in self._heard if self._watched - self._heard[node] >= node.patience}
-        for node, patience in silent.items():
-            self._lose(node, LinkError(f"no message arrived for {patience:g} s"))
-
-    def _lose(self, node: Node, error: OSError) -> None:
-        self._drop(node)
-        node.lose(error)
-
-    def _drop(self, node: Node) -> None:
-        if self._heard.pop(node, None) is not None:
-            with contextlib.suppress(KeyError, OSError):
-                self._selector.unregister(node.read_fd)

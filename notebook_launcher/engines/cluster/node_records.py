@@ -6,20 +6,21 @@
 
 Before them, the agent describes itself in a line of text (`connections.py`). `tree` numbers the trees of a
 kernel, because records of a tree that was closed may still be under way.
+
+All are named tuples: the kernel unpickles thousands a second, and takes three times as long for a frozen dataclass.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from notebook_launcher.engines.board import LiveRecords, pack_record
 from notebook_launcher.engines.engine import FromRank, Output, Woken
 from notebook_launcher.messaging import messages
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
     from notebook_launcher.engines.engine import Event
 
@@ -27,30 +28,26 @@ if TYPE_CHECKING:
 # kernel -> agent
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Join:
+class Join(NamedTuple):
     """Take a place among the nodes: bind the store's socket to this address, and start the fork server."""
 
     address: str
     interface: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class LookForFile:
+class LookForFile(NamedTuple):
     """Ask if there is a file of this path; answered by `FileSeen`."""
 
     path: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Modules:
+class Modules(NamedTuple):
     """Let the ranks of the next tree import from this archive, after everything else."""
 
     archive: bytes
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class StartTree:
+class StartTree(NamedTuple):
     """Start ranks. `setup.environ` holds what is added to the node's own environment."""
 
     tree: int
@@ -59,16 +56,14 @@ class StartTree:
     """What the kernel has imported since the last tree: the node's fork server imports what it finds of it."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ParcelChunk:
+class ParcelChunk(NamedTuple):
     """A part of the parcel of the next call; the first part replaces the parcel before."""
 
     data: bytes
     is_first: bool
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ToRank:
+class ToRank(NamedTuple):
     """Pass a record on to a rank."""
 
     rank: int
@@ -77,28 +72,24 @@ class ToRank:
     """True if the parcel goes with the record."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Signal:
+class Signal(NamedTuple):
     """Send a signal to these ranks."""
 
     ranks: tuple[int, ...]
     signum: int
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Replace:
+class Replace(NamedTuple):
     """Start a rank again."""
 
     rank: int
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class KillSupervisor:
+class KillSupervisor(NamedTuple):
     """Kill the supervisor, and its ranks with it."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class BoardWrite:
+class BoardWrite(NamedTuple):
     """Write bytes to the board."""
 
     at: int
@@ -109,8 +100,7 @@ class BoardWrite:
     """If not 0, answered by `BoardWritten`."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class AskStacks:
+class AskStacks(NamedTuple):
     """Call a method of the tree's `StackFiles`; answered by `StacksAnswered`."""
 
     number: int
@@ -118,18 +108,15 @@ class AskStacks:
     args: tuple[Any, ...] = ()
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class FinishTree:
+class FinishTree(NamedTuple):
     """Have all ranks exit that are idle; answered by `TreeClosed` once all have exited and none is left behind."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class CloseTree:
+class CloseTree(NamedTuple):
     """Kill and reap the remaining processes; answered by `TreeClosed`."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Ping:
+class Ping(NamedTuple):
     """Answer at once; sent every second that nothing else is, so that the agent notices that the kernel is gone."""
 
     time: float
@@ -138,28 +125,24 @@ class Ping:
 # agent -> kernel
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Joined:
+class Joined(NamedTuple):
     """The socket of the next store is bound to this port."""
 
     port: int
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class FileSeen:
+class FileSeen(NamedTuple):
     """The answer to `LookForFile`."""
 
     path: str
     is_there: bool
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Beat:
+class Beat(NamedTuple):
     """The node lives; sent every second, whether or not the kernel has time to ask."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Carried:
+class Carried(NamedTuple):
     """An event with descriptors whose files were read; a part of `Happened`."""
 
     rank: int
@@ -167,8 +150,7 @@ class Carried:
     blobs: tuple[bytes, ...]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class NodeState:
+class NodeState(NamedTuple):
     """State of a node's ranks as seen from outside; a part of `Happened`."""
 
     epoch: int
@@ -183,49 +165,37 @@ class NodeState:
     pulses: dict[int, tuple[bool, int, int]]
     """By rank: the fields of its `Pulse`."""
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return NodeState, tuple([getattr(self, name) for name in self.__slots__])
 
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Happened:
+class Happened(NamedTuple):
     """Events of a tree, as `packed_events` packs them, and the state of its ranks if that is due."""
 
     tree: int
     events: tuple[Any, ...]
     state: NodeState | None = None
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        # The kernel unpickles thousands a second, and takes three times as long for a frozen dataclass by itself.
-        return Happened, (self.tree, self.events, self.state)
 
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class BoardWritten:
+class BoardWritten(NamedTuple):
     """All ranks of the node see what a `BoardWrite` wrote, when they look."""
 
     tree: int
     number: int
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class StacksAnswered:
+class StacksAnswered(NamedTuple):
     """The answer to an `AskStacks`."""
 
     number: int
     value: Any
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class TreeClosed:
+class TreeClosed(NamedTuple):
     """No process of the tree is left; the socket of the next store is bound to this port."""
 
     tree: int
     port: int
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Pong:
+class Pong(NamedTuple):
     """The answer to a `Ping`."""
 
     time: float
@@ -237,20 +207,14 @@ class Pong:
 # --------------------------------------------------------------------------------------------------------------------
 # Events on their way from an agent to the kernel: packed, and many at once.
 #
-# Training ranks cause the same few kinds many times a second: output, metrics, progress, phases. Output travels as
-# plain tuples, because a pickled dataclass costs the kernel ten times as much, and the other three as `LiveRecords`.
-# They are calm, as are the start of a rank and of its call: they wait a moment for others. All other events are
-# urgent: they go at once, behind calm events that wait.
+# Training ranks cause the same few kinds many times a second: output, metrics, progress, phases. The last three travel
+# as `LiveRecords`. All are calm, as are the start of a rank and of its call: they wait a moment for others. All other
+# events are urgent: they go at once, behind calm events that wait.
 
 
 MIN_HOLD, MAX_HOLD = 0.05, 0.5
 MESSAGES = 500
 """Messages of all nodes together that the kernel takes per second without effort, each with what was held."""
-
-
-def unpack_event(packed: tuple[Any, ...] | bytes, offset: float) -> LiveRecords | Output:
-    """Return the event that was packed; `offset`: seconds by which the kernel's clock is ahead of the node's."""
-    return LiveRecords(packed, offset) if isinstance(packed, bytes) else Output(*packed)
 
 
 def _is_calm(event: Event) -> bool:
@@ -288,15 +252,10 @@ class HeldEvents:
         return max(0.0, self._due - now)
 
     def take(self) -> tuple[Any, ...]:
-        """Return all events, packed if they are of a kind that comes often, and forget them."""
-        taken, self._events, self._due = tuple(_pack(self._events)), [], float("inf")
-        return taken
-
-
-def _pack(events: Iterable[Any]) -> Iterator[Any]:
-    for is_live, group in itertools.groupby(events, key=lambda event: type(event) is tuple):
-        if is_live:
-            yield LiveRecords.pickle(group)
-            continue
-        for event in group:
-            yield (event.rank, event.stream, event.data) if isinstance(event, Output) else event
+        """Return all events, with pickled live records in their places, and forget them."""
+        taken: list[Any] = []
+        for is_live, group in itertools.groupby(self._events, key=lambda event: type(event) is tuple):
+            events = list(group)
+            taken += [LiveRecords.pickle(events)] if is_live else events
+        self._events, self._due = [], float("inf")
+        return tuple(taken)
