@@ -85,7 +85,8 @@ def encode_snapshot(snapshot: RunSnapshot) -> dict[str, Any]:
 
 def decode_snapshot(data: Mapping[str, Any]) -> RunSnapshot:
     """Return the snapshot that plain data describes; raises `ValueError` if `data` is not a snapshot."""
-    snapshot = decode_record(RunSnapshot, _named_spans(data))
+    snapshot = decode_record(RunSnapshot, data)
+    snapshot = dataclasses.replace(snapshot, usage={rank: _filled(usage) for rank, usage in snapshot.usage.items()})
     if not 0 <= snapshot.num_processes <= MAX_RANKS:
         raise ValueError(f"num_processes: {snapshot.num_processes}")
     if not 0 <= snapshot.started < LAST_DAY:
@@ -104,33 +105,12 @@ def _encode_usage(usage: RankUsage) -> dict[str, list[Any]]:
     return {name: [None if value is None else round(value, 3) for value in column] for name, column in columns.items()}
 
 
-def _named_spans(data: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a snapshot's data with names for what is in columns and pairs to save room."""
-    phases, usage = data.get("phases", {}), data.get("usage", {})
-    if isinstance(phases, dict):
-        phases = {rank: _named_span_fields(each) for rank, each in phases.items()}
-    if isinstance(usage, dict):
-        usage = {rank: _full_columns(each) for rank, each in usage.items()}
-    return {**data, "phases": phases, "usage": usage}
-
-
-def _named_span_fields(phases: Any) -> Any:
-    spans = phases.get("spans", []) if isinstance(phases, dict) else None
-    if not isinstance(spans, list):
-        return phases
-    names = _field_names(PhaseSpan)
-    named = [dict(zip(names, span, strict=False)) if isinstance(span, list) else span for span in spans]
-    return {**phases, "spans": named}
-
-
-def _full_columns(usage: Any) -> Any:
-    times = usage.get("times", []) if isinstance(usage, dict) else None
-    if not isinstance(times, list):
-        return usage
-    unknown = [None] * len(times)
-    columns = {**{name: usage.get(name, unknown) for name in _field_names(RankUsage)}, "times": times}
-    is_whole = all(isinstance(column, list) and len(column) == len(times) for column in columns.values())
-    return columns if is_whole else None
+def _filled(usage: RankUsage) -> RankUsage:
+    """Return usage with all columns: one without a known value is left out of a file."""
+    num, columns = len(usage.times), _fields(usage)
+    wrong = [name for name, column in columns.items() if column and len(column) != num]
+    _checked(wrong, not wrong)
+    return RankUsage(**{name: column or (None,) * num for name, column in columns.items()})
 
 
 def _fields(record: Any) -> dict[str, Any]:
@@ -182,6 +162,8 @@ def decode_record(kind: type[T], data: Any) -> T:
         ValueError: A field is missing, or is not what its annotation says.
     """
     known: dict[str, Any] = {}
+    if isinstance(data, list):  # The values alone, to save room.
+        data = dict(zip(_field_names(kind), data, strict=False))  # type: ignore[arg-type] # a class is hashable
     given = _checked(data, isinstance(data, Mapping))
     for name, converter in _converters(kind).items():  # type: ignore[arg-type] # a class is hashable
         if name in given:

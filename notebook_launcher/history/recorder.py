@@ -89,7 +89,10 @@ class Recorder:
         """True if the run is recorded, and no write has failed."""
         self._is_early = False
         """True if the folder was made before anything showed that the run is worth recording."""
-        self._schedule = _Schedule(launched + FIRST_AFTER)
+        self._has_new = False
+        """True if a rank wrote or reported something since the last write."""
+        self._write_at = self._summary_at = launched + FIRST_AFTER
+        self._summary_wait = WRITE_EVERY
         with self._forgiving():
             # Found now, because the working directory and the environment may change within a second.
             self._home = run_folders.find_home(chosen)
@@ -123,25 +126,27 @@ class Recorder:
 
     def note(self) -> None:
         """Note that a rank wrote or reported something."""
-        self._schedule.has_new = True
+        self._has_new = True
 
     def next_due(self, now: float) -> float | None:
         """Return the seconds until `tick` has something to do; None: never."""
-        return max(0.0, self._schedule.next_at - now) if self._is_on else None
+        due = min(self._summary_at, self._write_at) if self._has_new else self._summary_at
+        return max(0.0, due - now) if self._is_on else None
 
     def tick(self, now: float) -> None:
         """Write the files that are due. `now` is a time of `time.monotonic()`."""
-        schedule = self._schedule
-        if not self._is_on or now < min(schedule.write_at, schedule.summary_at):
+        if not self._is_on or now < min(self._write_at, self._summary_at):
             return
         with self._forgiving():
-            if now >= schedule.summary_at:
+            if now >= self._summary_at:
                 self._write_state().write_late(wait=False)
-                schedule.note_summary(now)
-            if self._open is not None and schedule.has_new and now >= schedule.write_at:
+                self._summary_at = now + _pause_after(now, self._summary_wait)
+                self._summary_wait = min(2 * self._summary_wait, SUMMARY_EVERY)
+            if self._open is not None and self._has_new and now >= self._write_at:
                 began = time.monotonic()
                 self._open.write_news()
-                schedule.note_write(now, began)
+                self._has_new = False
+                self._write_at = now + _pause_after(began, WRITE_EVERY)
 
     def settle(self, *, failed: bool, is_brief: bool = False) -> Path | None:
         """Make the folder of a run that ends, if it has none and anything to record; return the folder.
@@ -149,8 +154,7 @@ class Recorder:
         A brief run of less than FIRST_AFTER seconds, such as a cell on ranks, has something to record only if it
         reported metrics or wrote much.
         """
-        has_new = self._schedule.has_new
-        is_worth_it = has_new and self._is_worth_it() if is_brief else failed or has_new
+        is_worth_it = self._has_new and self._is_worth_it() if is_brief else failed or self._has_new
         if self._open is None and self._home is not None and is_worth_it:
             # After a failed write, too: the disk may have room again.
             with self._forgiving():
@@ -171,26 +175,19 @@ class Recorder:
             with contextlib.suppress(Exception):
                 opened.write_summary(self._reader.snapshot())
             self._drop_unless_it_has_a_summary()
-        if not (self._is_early and self._is_short_success()):
+        snapshot = self._reader.snapshot()
+        if not (self._is_early and snapshot.state == "done" and snapshot.seconds < FIRST_AFTER):
             with contextlib.suppress(Exception):  # Even after failed writes: it ends the process of git.
                 opened.write_late(wait=True)
-        self._remove_old_runs(opened.size)
-
-    def _is_short_success(self) -> bool:
-        snapshot = self._reader.snapshot()
-        return snapshot.state == "done" and snapshot.seconds < FIRST_AFTER
+        if self._home is not None:
+            with contextlib.suppress(OSError):
+                max_bytes = run_folders.MAX_BYTES if opened.size > HEAVY else None
+                run_folders.prune(self._home, max_runs=run_folders.MAX_RUNS, max_bytes=max_bytes)
 
     def _is_worth_it(self) -> bool:
         num_processes = self._reader.snapshot().num_processes
         written = sum(len(self._reader.logs_since(rank, 0)[0]) for rank in range(num_processes))
         return bool(self._reader.metrics_since(0)[0]) or written > MUCH
-
-    def _remove_old_runs(self, size: int) -> None:
-        """Remove the oldest runs beyond the limits; `size`: bytes of the files of this run that grow."""
-        if self._home is not None:
-            with contextlib.suppress(OSError):
-                max_bytes = run_folders.MAX_BYTES if size > HEAVY else None
-                run_folders.prune(self._home, max_runs=run_folders.MAX_RUNS, max_bytes=max_bytes)
 
     def _write_state(self) -> OpenFolder:
         """Write the summary, in a folder that is made if there is none; return the folder."""
@@ -243,35 +240,6 @@ class Recorder:
             self._open = None
 
 
-class _Schedule:
-    """The times at which something is written, by `time.monotonic()`.
-
-    Args:
-        first_at: Time of the first write, and of the first summary.
-    """
-
-    def __init__(self, first_at: float) -> None:
-        self.has_new = False
-        """True if a rank wrote or reported something since the last write."""
-        self.write_at = self.summary_at = first_at
-        self._summary_wait = WRITE_EVERY
-
-    @property
-    def next_at(self) -> float:
-        """Time at which something is due."""
-        return min(self.summary_at, self.write_at) if self.has_new else self.summary_at
-
-    def note_summary(self, began: float) -> None:
-        """Note that a summary was written, from this time until now."""
-        self.summary_at = began + _pause_after(began, self._summary_wait)
-        self._summary_wait = min(2 * self._summary_wait, SUMMARY_EVERY)
-
-    def note_write(self, now: float, began: float) -> None:
-        """Note that the news were written in the tick of time `now`, from `began` on."""
-        self.has_new = False
-        self.write_at = now + _pause_after(began, WRITE_EVERY)
-
-
 def _pause_after(began: float, shortest: float) -> float:
     """Return the seconds until the next write, after one that began at this time."""
     return max(shortest, (time.monotonic() - began) / MAX_SHARE)
@@ -317,8 +285,8 @@ class OpenFolder:
     @property
     def size(self) -> int:
         """Bytes of the files that grow."""
-        order = 0 if self._log_order is None else self._log_order.size
-        return self._metrics.size + self._pictures.size + sum(log.size for log in self._logs) + order
+        order = [] if self._log_order is None else [self._log_order]
+        return sum(file.size for file in (self._metrics, self._pictures, *self._logs, *order))
 
     def write_origin(self, snapshot: RunSnapshot, origin: Callable[[Path], Origin] | None) -> None:
         """Write the options, and the files of the run's origin that are there at once."""
@@ -370,17 +338,13 @@ class OpenFolder:
         """
         if self._has_reserve:
             return
-        path = self.path / run_folders.RESERVE
         try:
-            fd = open_new(self.path, run_folders.RESERVE)
-            try:
-                os.posix_fallocate(fd, 0, RESERVED)
-            finally:
-                os.close(fd)
+            with open(open_new(self.path, run_folders.RESERVE), "wb") as file:
+                os.posix_fallocate(file.fileno(), 0, RESERVED)
             self._has_reserve = True
         except OSError:
             with contextlib.suppress(OSError):
-                path.unlink(missing_ok=True)  # What it got is of more use to the run.
+                (self.path / run_folders.RESERVE).unlink(missing_ok=True)  # What it got is of more use to the run.
             if is_needed:
                 raise
 

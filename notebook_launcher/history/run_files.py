@@ -36,56 +36,49 @@ MAX_LOG_BYTES = 64_000_000
 MIN_LOG_BYTES = 1_000_000
 TAIL_BYTES = 65_536
 """Bytes of the end of a log that did not fit; they are written when the run is over."""
-CHUNK = 1000
 
 
-class MetricsFile:
-    """File of a run's points; the fuller it is, the fewer points it takes.
+class _Room:
+    """The bytes that a run's files of one kind may take; the fuller, the fewer entries fit.
 
-    The first half of the room takes every point. Each next half of the remaining room takes a tenth as many, of each
-    rank and each set of metrics in turn, so that every curve reaches the end of the run.
+    The first half of the room takes every entry. Each next half of the remaining room takes a tenth as many, of each
+    key in turn, so that every curve reaches the end of the run.
     """
 
-    def __init__(self, folder: Path, limit: int = MAX_METRICS_BYTES) -> None:
+    def __init__(self, limit: int) -> None:
         self.size = 0
+        self._limit = limit
+        self._seen: Counter[object] = Counter()
+
+    def takes(self, key: object, size: int) -> bool:
+        """Take an entry of so many bytes, or return False."""
+        place, room = self._seen[key], 1 - self.size / self._limit
+        self._seen[key] += 1
+        is_in_turn = room > 0 and place % 10 ** min(9, int(-math.log2(room))) == 0
+        fits = is_in_turn and self.size + size <= self._limit
+        self.size += size * fits
+        return fits
+
+
+class MetricsFile(_Room):
+    """File of a run's points: the longer the run, the fewer of each rank and each set of metrics."""
+
+    def __init__(self, folder: Path, limit: int = MAX_METRICS_BYTES) -> None:
+        super().__init__(limit)
         self.num_left_out = 0
         self._path = folder / METRICS
-        self._limit = limit
-        self._seen: Counter[tuple[int, tuple[str, ...]]] = Counter()
 
     def write(self, points: Iterable[MetricPoint]) -> None:
         """Append points; raises `OSError`."""
-        remaining = iter(points)
-        while chunk := list(itertools.islice(remaining, CHUNK)):
-            lines = self._fitting(encode_point(point) + "\n" for point in self._thinned(chunk, self._stride()))
-            self.num_left_out += len(chunk) - len(lines)
-            if lines:
-                data = "".join(lines).encode("ascii")
-                append(self._path, data)
-                self.size += len(data)
-
-    def _fitting(self, lines: Iterable[str]) -> list[str]:
-        fitting, room = [], self._limit - self.size
-        for line in lines:
-            if len(line) <= room:  # All is ASCII, so characters are bytes.
-                fitting.append(line)
-                room -= len(line)
-        return fitting
-
-    def _stride(self) -> int:
-        room = 1 - self.size / self._limit
-        return 10 ** min(9, int(-math.log2(room))) if room > 0 else 10**9
-
-    def _thinned(self, points: list[MetricPoint], stride: int) -> list[MetricPoint]:
-        if stride == 1:
-            return points
-        kept = []
+        lines = []
         for point in points:
-            key = (point.rank, tuple(point.values))
-            if self._seen[key] % stride == 0:
-                kept.append(point)
-            self._seen[key] += 1
-        return kept
+            line = encode_point(point) + "\n"
+            if self.takes((point.rank, *point.values), len(line)):  # All is ASCII, so characters are bytes.
+                lines.append(line)
+            else:
+                self.num_left_out += 1
+        if lines:
+            append(self._path, "".join(lines).encode("ascii"))
 
 
 class LogFile:
@@ -221,34 +214,23 @@ def read_log_order(folder: Path, num_pieces: int) -> list[tuple[int, int]]:
 
 
 MAX_PICTURE_BYTES = 32_000_000
-"""Bytes of a run's pictures. The first half of the room takes all; each next half of the rest a tenth as many."""
+"""Bytes of a run's pictures."""
 SUFFIXES = {"image/png": "png", "image/svg+xml": "svg", "text/csv": "csv"}
 
 
-class PictureFiles:
-    """The pictures of one run; the fuller the room, the fewer of each name and rank it takes."""
+class PictureFiles(_Room):
+    """The pictures of one run: the more there are, the fewer of each name and rank."""
 
     def __init__(self, folder: Path, limit: int = MAX_PICTURE_BYTES) -> None:
-        self.size = 0
+        super().__init__(limit)
         self._folder = folder
-        self._limit = limit
         self._num_written = 0
-        self._seen: Counter[tuple[str, int]] = Counter()
 
     def write(self, pictures: Iterable[RunPicture]) -> None:
         """Add pictures; raises `OSError`."""
         for picture in pictures:
-            key = (picture.name, picture.rank)
-            place = self._seen[key]
-            self._seen[key] += 1
-            if place % self._stride() == 0 and self.size + len(picture.data) <= self._limit:
+            if self.takes((picture.name, picture.rank), len(picture.data)):
                 self._write(picture)
-
-    def _stride(self) -> int:
-        stride, room = 1, 1 - self.size / self._limit
-        while room < 0.5 and stride < 10**6:
-            stride, room = 10 * stride, 2 * room
-        return stride
 
     def _write(self, picture: RunPicture) -> None:
         file = f"picture-{self._num_written}.{SUFFIXES[picture.mime]}"
@@ -256,7 +238,6 @@ class PictureFiles:
         append(self._folder / file, picture.data)
         append(self._folder / PICTURES, encode(fields).encode("ascii") + b"\n")
         self._num_written += 1
-        self.size += len(picture.data)
 
 
 def read_pictures(folder: Path, start: int = 0) -> list[RunPicture]:
