@@ -6,7 +6,6 @@ import contextlib
 import datetime as dt
 import difflib
 import itertools
-import numbers
 import os
 import time
 from collections.abc import Sequence
@@ -31,7 +30,6 @@ from notebook_launcher.wording import (
     format_seconds,
     one_line,
     plural,
-    type_of,
     unknown,
 )
 
@@ -108,12 +106,9 @@ class RunList(Sequence[RecordedRun]):
             before: Seconds before now, before which the run was launched; or a `timedelta`.
 
         Raises:
-            ConfigError: No run is ever in this state, or of this kind; or an argument is of another type.
+            ConfigError: No run is ever in this state, or of this kind.
         """
-        for field, text in (("name", name), ("tag", tag), ("state", state), ("kind", kind)):
-            if text is not None and not isinstance(text, str):
-                raise ConfigError(f"{field}={text!r}: filter() takes one text, or None for any {field}", field=field)
-        newest, oldest = _seconds("before", before), _seconds("within", within)
+        newest, oldest = _seconds(before), _seconds(within)
         if state is not None and state not in RUN_STATES:
             raise ConfigError(unknown("state", state, RUN_STATES, more=" or None"), field="state")
         if kind not in (None, *RUN_KINDS):
@@ -161,9 +156,14 @@ class RunList(Sequence[RecordedRun]):
         return "\n".join([self._headline(), *lines, *self._rest(limit, more)])
 
     def _ipython_display_(self, **_: Any) -> None:
-        if not show_table(self):
-            # IPython then takes the HTML or the text.
-            raise NotImplementedError("no front end draws widgets here")
+        # An installation whose widgets cannot be imported has the table as HTML.
+        with contextlib.suppress(ImportError):
+            from notebook_launcher.widgets.runs import runs_table
+
+            if runs_table.show(self):
+                return
+        # IPython then takes the HTML or the text.
+        raise NotImplementedError("no front end draws widgets here")
 
     def _repr_html_(self) -> str:
         return self.as_html()
@@ -201,16 +201,8 @@ class RunList(Sequence[RecordedRun]):
         return [f"and {left} older: {more or f'runs()[{limit}:]'}"] if left > 0 else []
 
 
-def _seconds(field: str, value: object) -> float | None:
-    if value is None:
-        return None
-    if isinstance(value, dt.timedelta):
-        return value.total_seconds()
-    if isinstance(value, numbers.Real) and not isinstance(value, bool):
-        return float(value)
-    raise ConfigError(
-        f"{field}={value!r}: filter() takes seconds before now, or a timedelta: {field}=3600 is an hour", field=field
-    )
+def _seconds(value: float | dt.timedelta | None) -> float | None:
+    return value.total_seconds() if isinstance(value, dt.timedelta) else value
 
 
 def _holdings(run: RecordedRun) -> str:
@@ -220,14 +212,11 @@ def _holdings(run: RecordedRun) -> str:
         return ""
     memory = sum(rank.memory or 0 for rank in snapshot.ranks)
     gpus = sum(rank.gpu_memory or 0 for rank in snapshot.ranks)
-    parts = [format_bytes(memory)] if memory else []
-    parts += [f"{format_bytes(gpus)} of GPUs"] if gpus else []
+    parts = [format_bytes(memory)] * bool(memory) + [f"{format_bytes(gpus)} of GPUs"] * bool(gpus)
     has_host = is_hosted(run.folder) or is_session(run.folder)
-    if (owner := run_folders.owner_of(run.folder)) is not None:
-        hangs = is_stopped(owner)
-        parts += (
-            [f"{'host' if has_host else 'kernel'} {owner}{' does not answer' * hangs}"] if has_host or hangs else []
-        )
+    if (owner := run_folders.owner_of(run.folder)) is not None and (has_host or is_stopped(owner)):
+        words = " does not answer" if is_stopped(owner) else ""
+        parts.append(f"{'host' if has_host else 'kernel'} {owner}{words}")
     return ", ".join(parts)
 
 
@@ -243,13 +232,8 @@ def require_home(folder: str | os.PathLike[str]) -> Path:
     """Return the folder that holds the runs.
 
     Raises:
-        ConfigError: `folder` is neither text nor a path.
         LookupError: `folder` is `"auto"` and recording is off.
     """
-    if not isinstance(folder, str | os.PathLike):
-        raise ConfigError(
-            f"folder={folder!r} is {type_of(folder)}. Pass the path of a folder that holds runs, or 'auto'."
-        )
     home = run_folders.find_home(folder)
     if home is None:
         msg = f"runs are not recorded: {run_folders.VARIABLE} is 'off'. Pass the folder that holds the runs."
@@ -299,11 +283,7 @@ def open_run(run: str | os.PathLike[str], folder: str | os.PathLike[str] = "auto
     Raises:
         LookupError: There is no such run, the beginning fits several runs, or `folder` is `"auto"` and recording of
             runs is off.
-        ConfigError: `run` or `folder` is neither text nor a path.
     """
-    if not isinstance(run, str | os.PathLike):
-        msg = f"run={run!r} is {type_of(run)}. Pass a run's id, as runs() shows it, or the path of its folder."
-        raise ConfigError(msg)
     if isinstance(run, os.PathLike) or os.sep in run:
         return RecordedRun(Path(run).expanduser().absolute())
     home = require_home(folder)
@@ -338,16 +318,3 @@ def _near_name(run: str, ids: list[str]) -> str:
         latest.setdefault(run_folders.name_in(run_id), run_id)
     close = difflib.get_close_matches(run, latest)
     return f"Did you mean {' or '.join(latest[name] for name in close)}?" if close else ""
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# The only module of the archive that asks for a view: a list of runs shows itself as a table to filter.
-
-
-def show_table(runs: RunList) -> bool:
-    """Show the runs as a widget in the present cell; return False where no front end may draw it."""
-    try:
-        from notebook_launcher.widgets.runs import runs_table
-    except ImportError:  # An installation whose widgets cannot be imported has the table as HTML.
-        return False
-    return runs_table.show(runs)

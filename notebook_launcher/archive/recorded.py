@@ -153,13 +153,13 @@ class RecordedRun(FolderReader):
     @property
     def tags(self) -> tuple[str, ...]:
         """Tags of the run: as edited, else as launched."""
-        tags = self._edits().get("tags", self.listed().config.get("tags"))
+        tags = read_edits(self._folder).get("tags", self.listed().config.get("tags"))
         return tuple(map(str, tags)) if isinstance(tags, list) else ()
 
     @property
     def notes(self) -> str:
         """Notes that `edit` has written; empty if there are none."""
-        return str(self._edits().get("notes", ""))
+        return str(read_edits(self._folder).get("notes", ""))
 
     @property
     def source(self) -> str:
@@ -179,9 +179,6 @@ class RecordedRun(FolderReader):
             ConfigError: The name or a tag is not text.
         """
         write_edits(self._folder, check_edits(name, tags, notes))
-
-    def _edits(self) -> dict[str, Any]:
-        return read_edits(self._folder)
 
     def restore_random_states(self) -> None:
         """Give torch, NumPy and `random` in this process the states with which the run began, so that it repeats.
@@ -239,7 +236,7 @@ class RecordedRun(FolderReader):
             snapshot = _decode(summary, self._folder)
             is_live = not snapshot.is_over and run_folders.is_live(self._folder, summary)
             self._snapshot = snapshot if snapshot.is_over or is_live else _lost(snapshot)
-        edited = self._edits().get("name")
+        edited = read_edits(self._folder).get("name")
         return dataclasses.replace(self._snapshot, name=str(edited)) if edited else self._snapshot
 
     def listed(self) -> RunSnapshot:
@@ -313,9 +310,8 @@ class RecordedRun(FolderReader):
         return read_log_order(self._folder, num_pieces)
 
     def _tail(self, rank: int) -> str:
-        name = run_folders.log_name(rank)
-        start = max(0, _size_of(self._folder / name) - TAIL)
-        text = read_bytes(self._folder, name, start).decode("utf-8", "replace")
+        start = max(0, self.logs_since(rank, sys.maxsize)[1] - TAIL)
+        text, _ = self.logs_since(rank, start)
         return text.partition("\n")[2] if start else text
 
 

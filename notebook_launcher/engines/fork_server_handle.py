@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import importlib
 import os
@@ -82,7 +81,7 @@ class ForkServer:
     def _start(self, environ: Mapping[str, str]) -> None:
         settings = {name: value for name, value in environ.items() if self._is_read_at_import(name, value)}
         if self._is_alive() and self._settings == settings:
-            self._resume()
+            self.resume()
             return
         self._stop()
         self._channel, theirs = channel_pair()
@@ -191,22 +190,9 @@ class ForkServer:
         finally:
             os.close(reaped_w)
 
-        reaped = _ReapedPipe(reaped_r, self)
+        return SupervisorHandle(_ServersChild(reaped_r, self), errors, reaped_r)
 
-        def signal_supervisor(signum: int) -> None:
-            reaped.look()
-            if reaped.pids:
-                send_signal(reaped.pids[0], signum)
-            elif signum == signal.SIGKILL:
-                self.stop()  # It has not forked the supervisor: it may still be importing torch.
-            else:
-                self._resume()
-
-        return SupervisorHandle(
-            reaper(reaped.wait, [reaped_r, errors]), lambda: read_tail(errors, LAST_WORDS), signal_supervisor
-        )
-
-    def _resume(self) -> None:
+    def resume(self) -> None:
         """Let the server run, in case it is stopped (SIGSTOP)."""
         if (process := self._process) is not None:
             with contextlib.suppress(ProcessLookupError):
@@ -289,34 +275,47 @@ def _is_interactive() -> bool:
     return hasattr(sys, "ps1")  # IPython and its kernels set it, too.
 
 
-class _ReapedPipe:
-    """The pipe by which the server tells that it has forked a supervisor, and by its end that it has reaped it."""
+class _ServersChild:
+    """A supervisor that the server forks.
+
+    The server tells by a pipe that it has forked it, and by the pipe's end that it has reaped it.
+    """
 
     def __init__(self, fd: int, server: ForkServer) -> None:
         os.set_blocking(fd, False)
         self._fd, self._server = fd, server
-        self.pids: tuple[int, ...] = ()
+        self._pids: tuple[int, ...] = ()
         """Once it is known: the number of the supervisor, and of its parent, which is the server or its deputy."""
-        self.has_ended = False
+        self._has_ended = False
         """True once the supervisor is reaped, or its parent is gone."""
 
-    def look(self) -> None:
+    def _look(self) -> None:
         """Take what was told."""
         with contextlib.suppress(BlockingIOError):
             while said := os.read(self._fd, messages.FORKED.size):
-                self.pids, self._server.is_cold = messages.FORKED.unpack(said), False
-            self.has_ended = True
+                self._pids, self._server.is_cold = messages.FORKED.unpack(said), False
+            self._has_ended = True
 
-    def wait(self) -> None:
-        """Wait until the supervisor is reaped, at most REAPING seconds."""
-        self.look()
-        if self.pids and not self.has_ended:
-            send_signal(self.pids[1], signal.SIGCONT)  # It may be stopped.
-        end, until = select.poll(), time.monotonic() + REAPING
+    def send_signal(self, signum: int) -> None:
+        """Send a signal, even if the supervisor was not forked yet."""
+        self._look()
+        if self._pids:
+            send_signal(self._pids[0], signum)
+        elif signum == signal.SIGKILL:
+            self._server.stop()  # It has not forked the supervisor: it may still be importing torch.
+        else:
+            self._server.resume()
+
+    def wait(self, timeout: float) -> None:
+        """Wait until the supervisor is reaped, at most `timeout` seconds."""
+        self._look()
+        if self._pids and not self._has_ended:
+            send_signal(self._pids[1], signal.SIGCONT)  # It may be stopped.
+        end, until = select.poll(), time.monotonic() + timeout
         end.register(self._fd, select.POLLIN)
-        while not self.has_ended and (left := until - time.monotonic()) > 0:
+        while not self._has_ended and (left := until - time.monotonic()) > 0:
             end.poll(1e3 * left)
-            self.look()
+            self._look()
 
 
 class _Child:
@@ -327,26 +326,22 @@ class _Child:
         self._status: int | None = None
 
     def poll(self) -> int | None:
-        """Return the exit status; None while the child lives."""
-        return self._reap(os.WNOHANG)
+        """Return a number once the child has ended; None while it lives."""
+        if self._status is None:
+            try:
+                self._status = os.waitpid(self._pid, os.WNOHANG)[0] or None
+            except ChildProcessError:
+                self._status = self._pid
+        return self._status
 
-    def wait(self) -> int | None:
-        """Wait for the end, and return the exit status."""
-        return self._reap(0)
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait for the end, at most `timeout` seconds."""
+        wait_for_end(self._pid, REAPING if timeout is None else timeout)
 
     def send_signal(self, signum: int) -> None:
         """Send a signal, unless the child has ended."""
         if self.poll() is None:
             os.kill(self._pid, signum)
-
-    def _reap(self, flags: int) -> int | None:
-        if self._status is None:
-            try:
-                pid, status = os.waitpid(self._pid, flags)
-            except ChildProcessError:
-                pid, status = self._pid, 0
-            self._status = os.waitstatus_to_exitcode(status) if pid else None
-        return self._status
 
 
 def _is_read_by_torch(name: str) -> bool:
@@ -375,30 +370,32 @@ REAPING = 2.0
 """Longest wait in seconds until a supervisor that has ended is reaped, which takes a millisecond."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
 class SupervisorHandle:
-    """The kernel's handle on a supervisor that was started."""
+    """The kernel's handle on a supervisor that was started.
 
-    wait_reaped: Callable[[], None]
-    """Waits until the process is reaped, at most REAPING seconds, and closes the handle's descriptors; idempotent."""
-    last_words: Callable[[], str]
-    """Returns the end of its standard error."""
-    send_signal: Callable[[int], None]
-    """Sends the process, which has not ended, a signal, even if it has not come up yet: SIGCONT, in case it is stopped,
-    or SIGKILL."""
+    Args:
+        process: The supervisor.
+        fds: Descriptors that the handle closes: first that of the file with the supervisor's standard error.
+    """
 
+    def __init__(self, process: subprocess.Popen[bytes] | _Child | _ServersChild, *fds: int) -> None:
+        self._process, self._errors, self._fds = process, fds[0], list(fds)
+        self.send_signal = process.send_signal
+        """Sends the process, which has not ended, a signal, even if it has not come up yet: SIGCONT, in case it is
+        stopped, or SIGKILL."""
 
-def reaper(wait: Callable[[], object], fds: list[int]) -> Callable[[], None]:
-    """Return a function that waits for a process by `wait`, and closes descriptors; idempotent."""
+    def last_words(self) -> str:
+        """Return the end of its standard error."""
+        return read_tail(self._errors, LAST_WORDS)
 
-    def wait_reaped() -> None:
+    def wait_reaped(self) -> None:
+        """Wait until the process is reaped, at most REAPING seconds, and close the descriptors; idempotent."""
         # An interrupt may end this call anywhere; the caller then calls it again.
-        if fds:
-            wait()
-        while fds:
-            os.close(fds.pop())
-
-    return wait_reaped
+        if self._fds:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(REAPING)
+        while self._fds:
+            os.close(self._fds.pop())
 
 
 def send_signal(pid: int, signum: int) -> None:
@@ -453,13 +450,7 @@ def start_by_spawn(sock: socket.socket, kernel_fds: Sequence[int]) -> Supervisor
     """Start a supervisor in a fresh interpreter."""
     del kernel_fds  # A fresh interpreter does not inherit the kernel's descriptors.
     errors = anonymous_file("errors")
-    process = popen("supervisor", sock.fileno(), errors, dict(os.environ))
-
-    def wait() -> None:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(REAPING)
-
-    return SupervisorHandle(reaper(wait, [errors]), lambda: read_tail(errors, LAST_WORDS), process.send_signal)
+    return SupervisorHandle(popen("supervisor", sock.fileno(), errors, dict(os.environ)), errors)
 
 
 def fork_starter(call: FunctionCall) -> Starter:
@@ -477,12 +468,7 @@ def fork_starter(call: FunctionCall) -> Starter:
             pid = os.fork()
         if pid == 0:
             _become_supervisor(sock, call, errors, kernel_fds)
-
-        return SupervisorHandle(
-            reaper(lambda: wait_for_end(pid, REAPING), [errors]),
-            lambda: read_tail(errors, LAST_WORDS),
-            lambda signum: send_signal(pid, signum),
-        )
+        return SupervisorHandle(_Child(pid), errors)
 
     return starter
 

@@ -78,17 +78,10 @@ class ProcessTree:
         try:
             self._open()
             self._start(start_supervisor)
-        except LaunchError:
+        except BaseException as error:
             self.close()
-            raise
-        except OSError as error:
-            self.close()
-            raise ResourceError(
-                error.errno,
-                f"cannot start {setup.num_processes} ranks: {error.strerror or error}. {_advice(error)}",
-            ) from error
-        except BaseException:  # The user's interrupt.
-            self.close()
+            if isinstance(error, OSError) and not isinstance(error, LaunchError):
+                raise _refused(f"cannot start {setup.num_processes} ranks", error) from error
             raise
 
     def _open(self) -> None:
@@ -184,11 +177,8 @@ class ProcessTree:
             self._pipes[rank] = RankPipes()
             self._start_rank(rank)
         except OSError as error:
-            raise ResourceError(
-                error.errno,
-                f"cannot restart rank {rank} of {self.setup.num_processes}, whose process has ended: "
-                f"{error.strerror or error}. {_advice(error)}",
-            ) from error
+            what = f"cannot restart rank {rank} of {self.setup.num_processes}, whose process has ended"
+            raise _refused(what, error) from error
 
     def wake(self) -> None:
         """Make `events` return; from any thread."""
@@ -353,10 +343,11 @@ class ProcessTree:
         pipes.close()
 
 
-def _advice(error: OSError) -> str:
-    """Return what to do where the system refuses what a rank needs."""
+def _refused(what: str, error: OSError) -> ResourceError:
+    """Return the error where the system refuses what a rank needs, with what to do."""
     general = "Use fewer ranks, or free what is used up; doctor() shows the limits of this machine."
-    return describe_limit(error.errno) or general
+    advice = describe_limit(error.errno) or general
+    return ResourceError(error.errno, f"{what}: {error.strerror or error}. {advice}")
 
 
 # --------------------------------------------------------------------------------------------------------------------

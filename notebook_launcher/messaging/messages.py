@@ -95,16 +95,11 @@ class StartSupervisor:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class StartHost:
+class StartHost(StartSupervisor):
     """Fork the host of a detached run. Descriptor: the host's channel."""
 
     module: str
     """Module whose `main` is the host's life, because the fork server's layer does not know what a host is."""
-    is_interactive: bool
-    """True if a person at a prompt launches, who will launch again."""
-    needs: tuple[str, ...] | None
-    """Packages and modules that the ranks will import, which the fork server then imports first; None: all that the
-    kernel has imported."""
 
 
 # kernel -> supervisor

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import TypeAlias
 
-    Request: TypeAlias = tuple[messages.Imports | messages.StartSupervisor | messages.StartHost, list[int]]
+    Request: TypeAlias = tuple[messages.Imports | messages.StartSupervisor, list[int]]
     """A request of the kernel, with its descriptors."""
 
 
@@ -187,7 +187,7 @@ class _Server:
                 self._has_chores = True
                 if self._server is not None:
                     self._server.held.append((record, fds))
-            case messages.StartSupervisor() | messages.StartHost():
+            case messages.StartSupervisor():
                 # A script may launch only once, and its ranks would share the cores with the chores for nothing.
                 self._expects_launches = record.is_interactive or self._has_launched
                 self._has_launched = True
@@ -202,7 +202,7 @@ class _Server:
             case unknown:
                 raise TypeError(f"the fork server got an unknown message: {unknown!r}")
 
-    def _begin(self, request: messages.StartSupervisor | messages.StartHost, fds: list[int]) -> None:
+    def _begin(self, request: messages.StartSupervisor, fds: list[int]) -> None:
         if isinstance(request, messages.StartHost):
             (host_fd,) = fds
             self._fork(lambda: _run_host(request.module, host_fd), host_fd)

@@ -71,23 +71,6 @@ def test_runs_are_chosen_by_their_age_in_seconds_or_as_a_timedelta(home):
         assert len(runs(home).filter(within=age)) + len(runs(home).filter(before=age)) == 1
 
 
-@pytest.mark.parametrize(
-    ("argument", "message"),
-    [
-        ({"within": "1h"}, r"within='1h': filter\(\) takes seconds before now, or a timedelta: within=3600 is an hour"),
-        ({"before": dt.datetime(2026, 1, 1)}, r"before=datetime.*: filter\(\) takes seconds before now"),  # noqa: DTZ001
-        (
-            {"state": ["done", "failed"]},
-            r"state=\['done', 'failed'\]: filter\(\) takes one text, or None for any state",
-        ),
-        ({"name": 5}, r"name=5: filter\(\) takes one text, or None for any name"),
-    ],
-)
-def test_runs_are_not_chosen_by_what_is_no_age_and_no_text(home, argument, message):
-    with pytest.raises(ConfigError, match=message):
-        runs(home).filter(**argument)
-
-
 def test_name_tags_and_notes_are_edited_in_the_folder(home):
     make_run(home, 1, config={"tags": ["old"]})
     (run,) = runs(home)
