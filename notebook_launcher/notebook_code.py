@@ -46,13 +46,10 @@ class Needs:
         self.imports: dict[str, None] = {}
         """Lines, in the order in which they were found."""
         self.constants: dict[str, str] = {}
-        """Literals by name."""
         self.definitions: dict[str, str] = {}
         """Sources by name; one that another needs comes before it."""
         self.values: dict[str, Any] = {}
-        """Values without a literal, by name."""
         self.unknown: set[str] = set()
-        """Names that the notebook does not have."""
         self.unwritten: set[str] = set()
         """What cells have changed in libraries and code cannot change again."""
         self.registries: dict[str, int] = {}

@@ -45,7 +45,6 @@ DISPENSABLE = ("when", "disk", "ranks", "notes", "holds", "tags", "last metrics"
 MAX_NAME = 100
 """Characters of a name, which is the reason where a run cannot be read."""
 MAX_ROWS = 16
-"""Number of runs that the table shows, the newest ones."""
 
 
 class RunList(Sequence[RecordedRun]):
@@ -270,7 +269,6 @@ def _launched(run: RecordedRun) -> float:
 
 
 LAST = "last"
-"""The word for the latest run."""
 
 
 def open_run(run: str | os.PathLike[str], folder: str | os.PathLike[str] = "auto") -> RecordedRun:

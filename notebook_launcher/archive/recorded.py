@@ -329,7 +329,6 @@ def check_axis(axis: str, names: Iterable[str]) -> None:
 
 
 def _size_of(path: Path) -> int:
-    """Return the bytes of a file; 0 if there is none."""
     try:
         return os.lstat(path).st_size
     except OSError:

@@ -63,7 +63,6 @@ class AttachedOutput(ShownOutput):
             self._take(kept, position)
 
     def _take(self, news: News, position: int) -> int:
-        """Show news after a position; return the next position."""
         if self._is_detached:
             return position
         if news.num_left_out and not position and self._from == -math.inf:
@@ -154,7 +153,6 @@ class AttachedQuestions:
         self._answered: set[int] = set()
         """Keys of the questions that were answered here; the host may not have confirmed it yet."""
         self._news: queue.SimpleQueue[None] = queue.SimpleQueue()
-        """Wakes the thread that waits."""
         self._in_input: tuple[int, int] | None = None
         """Thread that waits for the user to type, and the key of its question."""
         self._has_withdrawn = False

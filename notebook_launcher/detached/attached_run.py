@@ -98,9 +98,7 @@ class AttachedRun(FolderReader):
         """Set once the run is over, after the fields below, or after this process has lost the host."""
         self._ending: Ending | None = None
         self._fault: Exception | None = None
-        """The reason why the folder could not be read."""
         self._outcome: RunOutcome | None = None
-        """The outcome as far as it could be opened when it was last asked for."""
         self._opening = threading.Lock()
         self._follower: threading.Thread | None = None
         self._questions = AttachedQuestions(self._request)

@@ -46,7 +46,6 @@ MAX_IDLE = 7 * 86_400.0
 LAST_ANSWER = 1.0
 """Longest wait in seconds until clients have received that the session is closed."""
 SUMMARY_EVERY = 5.0
-"""Seconds between two summaries of what the session holds."""
 
 
 def main(fd: int, server: Channel, server_pid: int) -> None:
@@ -127,13 +126,9 @@ class SessionHost:
     def __init__(self, plan: Plan) -> None:
         self._runs = SessionRuns(plan)
         self._call: HostedRun | None = None
-        """The latest call."""
         self._caller = 0
-        """Process number of the client that began it."""
         self._debugger: HostedDebugger | None = None
-        """The latest debugger."""
         self._ended = threading.Event()
-        """Set once every rank is gone."""
         self._wishes: queue.SimpleQueue[str] = queue.SimpleQueue()
         """Wishes of signals and clients, for the main thread."""
         self._last_used = time.monotonic()

@@ -144,7 +144,6 @@ def _why_silent(folder: Path) -> str:
 
 
 LOOK_EVERY = 5.0
-"""Seconds between two looks whether the socket was deleted."""
 SLOW = 10.0
 """Longest wait in seconds until a client has taken an answer; then the client is dropped."""
 

@@ -61,7 +61,6 @@ class HostedRun:
     def __init__(self, ranks: Ranks, order: CallOrder, parcel: AnonymousFile) -> None:
         self._journal = Journal()
         self.is_taken = False
-        """True once a client has opened the results."""
         self.released = threading.Event()
         """Set once no client is expected to come for the results."""
         self.began = time.time()

@@ -113,12 +113,9 @@ class News:
 
     entries: tuple[Entry, ...]
     position: int
-    """The position from which the next news are."""
     num_left_out: int
     """Number of entries that the host had dropped before."""
     status: str
-    """The line of progress."""
     questions: tuple[PendingQuestion, ...]
-    """The questions that wait for an answer."""
     is_over: bool
     """True if the run is over, its ending is in the folder, and no entry follows."""

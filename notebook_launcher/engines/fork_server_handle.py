@@ -59,14 +59,12 @@ class ForkServer:
         """None before the first start and after `stop`."""
         self._channel: Channel | None = None
         self._errors = -1
-        """Descriptor of the file with the server's standard error."""
         self._settings: dict[str, str] = {}
         """The variables with which the server has imported torch, and imports what the kernel has imported."""
         self._imports = KernelImports()
         self._is_told = True
         """False for a server that was taken over, which knows from the kernel's what the kernel has imported."""
         self._image = messages.ImageMade(num_modules=0, left_out={})
-        """What the server has imported, as it last said."""
         self._pid = os.getpid()
         self._shell: Any = None
         """IPython's shell, which calls this object after each cell; None if it does not."""
@@ -96,7 +94,6 @@ class ForkServer:
         self._tell_imports()
 
     def _is_alive(self) -> bool:
-        """Return True if a server is there: the process that was started, or one that has taken its place."""
         if self._process is None or self._channel is None:
             return False
         if self._process.poll() is None:
@@ -147,7 +144,6 @@ class ForkServer:
             self._lock.release()
 
     def _hear(self) -> None:
-        """Take what the server has said."""
         while self._channel is not None:
             try:
                 received = self._channel.receive(wait=False)
@@ -290,7 +286,6 @@ class _ServersChild:
         """True once the supervisor is reaped, or its parent is gone."""
 
     def _look(self) -> None:
-        """Take what was told."""
         with contextlib.suppress(BlockingIOError):
             while said := os.read(self._fd, messages.FORKED.size):
                 self._pids, self._server.is_cold = messages.FORKED.unpack(said), False

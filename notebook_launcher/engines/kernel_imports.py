@@ -39,7 +39,6 @@ THERE_ALREADY = frozenset({"torch", "numpy", "builtins", "__main__"})
 MAX_LOOKED_AT = 300
 """Objects that are looked at: a few microseconds each."""
 MAX_ITEMS = 8
-"""Items of a container that are looked at."""
 IMPORT_NAME, EXTENDED_ARG = opcode.opmap["IMPORT_NAME"], opcode.opmap["EXTENDED_ARG"]
 
 

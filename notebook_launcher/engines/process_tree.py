@@ -44,7 +44,6 @@ RECORDS_AT_ONCE = 4
 CLOSE_PATIENCE = 10.0
 """Longest wait in seconds for a supervisor to kill and reap its ranks: to free the memory of a GPU takes seconds."""
 KILL_PATIENCE = 0.3
-"""Longest wait in seconds for the end of a supervisor that was killed."""
 LOOK_EVERY = 0.1
 """Seconds between two looks whether the deadline of a wait is nearer now."""
 
@@ -67,14 +66,11 @@ class ProcessTree:
         self.setup = setup
         """The settings of all ranks, with the port of the store once the tree has started."""
         self._pipes: dict[int, RankPipes] = {}
-        """By rank."""
         self._listener = listener
         self._supervisor_gone = False
-        """True once the supervisor's end of the channel is closed."""
         self._supervisor: SupervisorHandle | None = None
         """None before the start and after `close`."""
         self._closing = contextlib.ExitStack()
-        """Closes the descriptors that belong to no rank."""
         try:
             self._open()
             self._start(start_supervisor)
@@ -324,7 +320,6 @@ class ProcessTree:
         self._closing.close()
 
     def _await_end(self, deadline: Callable[[], float]) -> None:
-        """Wait for the supervisor's end until a time."""
         # For the end of the channel, which comes even if the fork server, which would reap the supervisor, is dead.
         arrived = select.poll()
         arrived.register(self._channel, select.POLLIN)
@@ -368,13 +363,11 @@ class RankPipes:
         self.stacks_fd: int | None = None
         """Descriptor of the file to which the rank writes its stacks; None until the rank is ready."""
         self.has_hung_up = False
-        """True once the rank's end of the channel is closed."""
         self.channel, self.their_channel = channel_pair()
         """The kernel's end, and the rank's until it is handed over."""
         self.streams: dict[int, Stream] = {}
         """By descriptor: the pipes from which the kernel reads the rank's output."""
         self._output = select.poll()
-        """Reports if one of these pipes has something to read."""
         self.their_streams: list[int] = []
         """Descriptors to which the rank writes, until they are handed over."""
         try:
@@ -437,7 +430,6 @@ class RankPipes:
 QUIET = 0.02
 """Seconds without growth after which a dump of stacks counts as complete."""
 BUDGET = 0.5
-"""Longest wait in seconds for the ranks' stacks."""
 
 
 class StackFiles:

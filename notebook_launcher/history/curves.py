@@ -29,11 +29,8 @@ class Curve:
     def __init__(self) -> None:
         self.stride = 1
         self.count = 0
-        """Number of points that were added."""
         self.last: Point | None = None
-        """The point that was added last."""
         self.has_gaps = False
-        """True if a value was not finite."""
         self._points: list[Point] = []
         self._pending: list[Point] = []
 

@@ -90,7 +90,6 @@ class Recorder:
         self._is_early = False
         """True if the folder was made before anything showed that the run is worth recording."""
         self._has_new = False
-        """True if a rank wrote or reported something since the last write."""
         self._write_at = self._summary_at = launched + FIRST_AFTER
         self._summary_wait = WRITE_EVERY
         with self._forgiving():
@@ -198,7 +197,6 @@ class Recorder:
         return opened
 
     def _opened(self, snapshot: RunSnapshot) -> OpenFolder:
-        """Return the folder, which is made if there is none."""
         if self._open is None:
             path = self._reserved or self._make_folder(snapshot.id)
             # Kept before anything is written, so that it is removed if this write fails.
@@ -268,16 +266,13 @@ class OpenFolder:
 
     def __init__(self, path: Path, reader: RunReader, num_processes: int) -> None:
         self.path = path
-        """The folder."""
         self._reader = reader
         self._late: Origin | None = None
         """The origin of the run until all of its files are written."""
         self._metrics = MetricsFile(path)
         self._position = 0
-        """The read position in the run's metrics."""
         self._pictures = PictureFiles(path)
         self._num_pictures = 0
-        """The read position in the run's pictures."""
         self._logs = [LogFile(path, rank, num_processes) for rank in range(num_processes)]
         self._log_order = LogOrderFile(path) if num_processes > 1 else None
         self._has_reserve = False

@@ -177,7 +177,6 @@ class LogOrderFile:
     def __init__(self, folder: Path) -> None:
         self._path = folder / LOG_ORDER
         self.size = 0
-        """Bytes that were written to the file."""
         self._ends: dict[int, int] = {}
         """By rank: the position up to which its output is in the file."""
 
@@ -214,7 +213,6 @@ def read_log_order(folder: Path, num_pieces: int) -> list[tuple[int, int]]:
 
 
 MAX_PICTURE_BYTES = 32_000_000
-"""Bytes of a run's pictures."""
 SUFFIXES = {"image/png": "png", "image/svg+xml": "svg", "text/csv": "csv"}
 
 

@@ -23,7 +23,6 @@ HEAD = struct.Struct("<Q")
 LONGEST_RECORD = 1 << 40
 """Bytes of a record that no machine could hold: such a length is not one, but a stream that something has spoilt."""
 LONGEST_LINE = 1 << 24
-"""Bytes of a line of text before the first record."""
 READ_SIZE = 1 << 16
 """Bytes that are read at once: as many as a pipe holds. For more, each read would map fresh memory."""
 MAX_PARTS = 512
@@ -56,14 +55,12 @@ class Link:
         self._read_fd, self._write_fd = read_fd, write_fd
         self._patience = math.inf if patience is None else patience
         self._is_given_up = False
-        """True if nothing is sent or received any more."""
         if patience is not None:
             # Where a network is cut, no peer makes room, and a thread that is inside of `write` cannot be called back.
             os.set_blocking(write_fd, False)
         self._sending = threading.Lock()
         self._closing = threading.Lock()
         self._unread = bytearray()
-        """Bytes that have arrived and were not returned yet."""
 
     def send(self, *records: object) -> None:
         """Send records, in one write if there is room; raises OSError if the other end is gone, or makes no room."""
@@ -82,7 +79,6 @@ class Link:
         self._is_given_up = True
 
     def _write(self, parts: Sequence[memoryview]) -> int:
-        """Write some bytes of the parts, and return their number."""
         while not self._is_given_up:
             with contextlib.suppress(BlockingIOError):
                 return os.writev(self._write_fd, parts)

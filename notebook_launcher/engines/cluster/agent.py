@@ -64,17 +64,12 @@ class Agent:
         self._epoch = 0
         """Number of times that the kernel has written the whole board."""
         self._parcel: AnonymousFile | None = None
-        """The parcel of the last call."""
         self._modules: AnonymousFile | None = None
         """The archive of modules that ranks of the next or present tree import from."""
         self._held = HeldEvents()
-        """Events of the present tree that were not relayed yet."""
         self._exited: set[int] = set()
-        """Ranks of the present tree whose processes have exited."""
         self._is_finishing = False
-        """True if all ranks of the present tree were asked to exit."""
         self._told_at = 0.0
-        """Time of the last report of the ranks' state."""
         self._told_safepoint: int | None = None
         """The epoch for which the kernel was told that there is a safepoint."""
 
@@ -259,7 +254,6 @@ class Agent:
             self._link.send(*records)
 
     def _closed(self) -> node_records.TreeClosed:
-        """Close the tree, make ready for the next, and return the answer."""
         self._close_tree()
         self._bind()
         return node_records.TreeClosed(self._number, self._port)

@@ -75,13 +75,9 @@ class ClusterTree:
         self._memory: dict[int, int] = {}
         """By rank: bytes of resident memory, as its node last reported."""
         self._pulses: dict[int, tuple[bool, int, int]] = {}
-        """By rank: the fields of its `Pulse`, as its node last reported."""
         self._exited: set[int] = set()
-        """Ranks whose exit was reported."""
         self._is_finishing = False
-        """True once all ranks were asked to exit."""
         self._told_lost: set[int] = set()
-        """Numbers of the nodes whose loss was an event already."""
         self._is_closed = False
         archive: bytes | None = None
         parts = ranks_by_node(setup.num_processes, len(self._nodes))
@@ -386,7 +382,6 @@ class _HeldWrite:
 
     write: node_records.BoardWrite
     missing: set[int]
-    """The nodes that have not confirmed yet that they have it."""
 
 
 # --------------------------------------------------------------------------------------------------------------------

@@ -239,7 +239,6 @@ class Clusters:
             self.close(key)
 
     def _drop(self, key: ClusterKey) -> Cluster | None:
-        """Forget a set of nodes; return it if it is idle."""
         self._known.pop(key, None)
         cluster = self._idle.pop(key, None)
         if cluster is not None:

@@ -121,11 +121,9 @@ class Greeting:
     pid: int
     versions: dict[str, str]
     namespace: str
-    """As `network_namespace` returns it."""
     networks: tuple[Network, ...]
     num_cores: int
     gpus: tuple[str, ...]
-    """Names of the GPUs that ranks can use."""
 
     @classmethod
     def of_this_machine(cls) -> Greeting:

@@ -27,11 +27,9 @@ PING_EVERY = 1.0
 PATIENCE = 10.0
 """Seconds of silence after which a node counts as lost; its agent sends a record every second."""
 CHUNK = 1 << 20
-"""Bytes of a parcel that are sent at once; other records may go between two chunks."""
 AT_ONCE = 256
 """Items of the outbox that are sent at once, beside the first."""
 END_PATIENCE = 10.0
-"""Longest wait in seconds for an agent's end after the request."""
 GREETING_LINES = 1000
 """Lines that a login may print before the agent's greeting."""
 
@@ -67,12 +65,10 @@ class Node:
         """The shortest time that a ping took, from which `offset` was measured."""
         self._has_greeted = False
         self.connection = connection
-        """The way to the agent."""
         self._link = Link(connection.read_fd, connection.write_fd, math.inf)
         self._outbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         """Records, parcels and, as None, the end."""
         self._urgent: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        """Records that go between two chunks of a parcel."""
         self._threads = [
             threading.Thread(target=target, name=f"notebook-launcher node {number}", daemon=True)
             for target in (self._deliver, self._receive)

@@ -69,7 +69,6 @@ class ToRank(NamedTuple):
     rank: int
     record: Any
     has_parcel: bool
-    """True if the parcel goes with the record."""
 
 
 class Signal(NamedTuple):
@@ -156,12 +155,10 @@ class NodeState(NamedTuple):
     epoch: int
     """As in the last `BoardWrite`."""
     has_safepoint: bool
-    """As on the node's board."""
     cooperative: bytes
     """The bytes of the node's ranks, which are consecutive, from COOPERATIVE on; `activities` has the same order."""
     activities: bytes
     memory: dict[int, int]
-    """By rank, in bytes."""
     pulses: dict[int, tuple[bool, int, int]]
     """By rank: the fields of its `Pulse`."""
 

@@ -65,7 +65,6 @@ class RayDriver:
         self._counting = threading.Lock()
         """Held while connections are counted: each ends in a thread of its own."""
         self.num_open = 0
-        """Number of agents that are connected."""
         self._closes_when_idle = False
         """True once its engine was closed, until another engine of the same cluster uses it."""
         self._is_closed = False

@@ -61,10 +61,8 @@ class Relay:
         )
         self._stream = self._actor.read.options(num_returns="streaming").remote()
         self._has_ended = threading.Event()
-        """Set when the agent's last record has arrived."""
         self._lock = threading.Lock()
         self.is_over = threading.Event()
-        """Set when the kernel knows of the end."""
         self._downwards = threading.Thread(target=self._pass_down, daemon=True)
         self._downwards.start()
         threading.Thread(target=self._pass_up, daemon=True).start()
