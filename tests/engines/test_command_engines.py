@@ -428,7 +428,6 @@ def test_engines_are_values() -> None:
     [
         (lambda: Commands("ssh gpu1"), "pass a list with a command for each node"),
         (lambda: Commands([[3]]), r"commands=\[3\]: pass a list of words"),  # type: ignore[list-item]
-        (lambda: Commands([[]], python=3), "python=3 is an int; it must be a string"),  # type: ignore[arg-type]
         (lambda: SSH(["-oProxyCommand=x"]), "is an option of ssh; pass options="),
         (lambda: LaunchConfig(engine=Commands), "is not an engine"),  # type: ignore[arg-type]
         (lambda: LaunchConfig(engine=Commands([[]]), start_method="fork"), "cannot be forks of this kernel"),

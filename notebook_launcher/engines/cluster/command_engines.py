@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from notebook_launcher.engines.cluster.clusters import clusters
 from notebook_launcher.engines.cluster.connections import CommandConnection
-from notebook_launcher.engines.cluster.ray_engine import Ray, check_text
+from notebook_launcher.engines.cluster.ray_engine import Ray
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.machine.allocation import NodeInfo
 from notebook_launcher.wording import plural
@@ -154,8 +154,6 @@ class Commands(CommandEngine):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "commands", _commands(self.commands))
-        check_text("python", self.python)
-        check_text("network", self.network, or_none=True)
 
     def agent_commands(self) -> tuple[tuple[str, ...], ...]:
         """Return the command line of each node's agent."""
@@ -186,8 +184,6 @@ class SSH(CommandEngine):
             raise ConfigError(
                 f"hosts={list(self.hosts)!r}: {bad[0]!r} is an option of ssh; pass options=[...].", field="engine"
             )
-        check_text("python", self.python)
-        check_text("network", self.network, or_none=True)
 
     def agent_commands(self) -> tuple[tuple[str, ...], ...]:
         """Return the command line of each host's agent."""
@@ -217,8 +213,6 @@ class Slurm(CommandEngine):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "options", _words("options", self.options, may_be_empty=True))
-        check_text("python", self.python)
-        check_text("network", self.network, or_none=True)
         object.__setattr__(self, "hosts", self._allocated())
 
     def _allocated(self) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from notebook_launcher.engines.cluster.clusters import clusters
 from notebook_launcher.engines.cluster.ray_connections import RayConnection, ray_drivers
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.machine.allocation import NodeInfo, ranks_by_node
-from notebook_launcher.wording import plural, type_of
+from notebook_launcher.wording import plural
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -57,13 +57,8 @@ class Ray:
 
     def __post_init__(self) -> None:
         _check_address(self.address)
-        check_text("network", self.network, or_none=True)
-        _check_number("max_nodes", self.max_nodes, 1, is_whole=True, or_none=True)
-        _check_number("cpus", self.cpus, 0, or_none=True)
-        _check_number("patience", self.patience, 1)
-        _check_number("keep", self.keep, 0, or_none=True)
-        if self.runtime_env is not None:
-            object.__setattr__(self, "runtime_env", _plain(self.runtime_env))
+        if self.runtime_env is not None:  # A copy that cannot be changed from outside, and that JSON can hold.
+            object.__setattr__(self, "runtime_env", json.loads(json.dumps(dict(self.runtime_env))))
 
     def look(self) -> tuple[NodeInfo, ...]:
         """Return the nodes with their CPUs and GPUs, as Ray reports them; starts no agent, and reserves nothing.
@@ -179,50 +174,19 @@ class RayNodes:
             )
 
 
-def _check_address(value: object) -> None:
-    if isinstance(value, str) and value.startswith("ray://"):
+def _check_address(value: str) -> None:
+    if value.startswith("ray://"):
         raise ConfigError(
             f"address={value!r}: Ray Client has no streams. Run the kernel on a node of the cluster, and pass 'auto' "
             "or the address of its head, such as '10.0.0.1:6379'.",
             field="engine",
         )
-    host, _, port = value.rpartition(":") if isinstance(value, str) else ("", "", "")
+    host, _, port = value.rpartition(":")
     if value != "auto" and not (host and port.isdecimal()):
         raise ConfigError(
             f"address={value!r} is not an address of a Ray cluster: pass 'auto', or one such as '10.0.0.1:6379'.",
             field="engine",
         )
-
-
-def check_text(name: str, value: object, *, or_none: bool = False) -> None:
-    """Raise `ConfigError` unless a value of an engine is a text with something in it."""
-    if (or_none and value is None) or (isinstance(value, str) and value and "\0" not in value):
-        return
-    raise ConfigError(
-        f"{name}={value!r} is {type_of(value)}; it must be a string that is not empty{', or None' if or_none else ''}.",
-        field="engine",
-    )
-
-
-def _check_number(name: str, value: Any, least: int, *, is_whole: bool = False, or_none: bool = False) -> None:
-    fits = isinstance(value, int if is_whole else (int, float)) and not isinstance(value, bool)
-    if (or_none and value is None) or (fits and least <= value < float("inf")):
-        return
-    kind = "a whole number" if is_whole else "a number"
-    raise ConfigError(
-        f"{name}={value!r} must be {kind} of {least} or more{', or None' if or_none else ''}.", field="engine"
-    )
-
-
-def _plain(runtime_env: Any) -> dict[str, Any]:
-    """Return a copy that cannot be changed from outside; raises `ConfigError` for what JSON cannot hold."""
-    try:
-        return dict(json.loads(json.dumps(dict(runtime_env))))
-    except (TypeError, ValueError) as error:
-        raise ConfigError(
-            f"runtime_env={runtime_env!r} cannot be sent: {error}. Pass a dictionary of texts, numbers and lists.",
-            field="engine",
-        ) from None
 
 
 # --------------------------------------------------------------------------------------------------------------------
