@@ -219,13 +219,13 @@ class ClusterTree:
     @property
     def stacks(self) -> NodeStacks:
         """The stacks of the ranks, which the agents read."""
-        return NodeStacks(self._ranks_of, self._ask_stacks)  # Kept, it would make a cycle for the garbage collector.
+        return NodeStacks(self._ask_stacks)  # Kept, it would make a cycle for the garbage collector.
 
-    def _ask_stacks(self, method: Any, args_of: Mapping[Node, tuple[Any, ...]]) -> dict[int, Any]:
+    def _ask_stacks(self, method: Any, *args: Any) -> dict[int, Any]:
         """Call a method of the stacks of each node's tree, and return what they answer in time, joined."""
-        asked = {node: next(_numbers) for node in args_of if not node.lost}
+        asked = {node: next(_numbers) for node in self._nodes if not node.lost}
         for node, number in asked.items():
-            node.send(node_records.AskStacks(number, method, args_of[node]), urgent=True)
+            node.send(node_records.AskStacks(number, method, args), urgent=True)
         found: dict[int, Any] = {}
         until = time.monotonic() + ANSWER_PATIENCE
         for node, number in asked.items():
@@ -276,42 +276,30 @@ def _file_of(blob: bytes) -> int:
 
 
 class NodeStacks:
-    """The stacks of a cluster tree's ranks (`StackFiles` of several machines).
+    """The stacks of a cluster tree's ranks, with the methods of `StackFiles`, which each node calls for its ranks.
 
     Args:
-        ranks_of: The ranks of each node.
-        ask: Calls a method of the `StackFiles` of each node, with its arguments there; returns the answers, joined.
+        ask: Calls a method of the `StackFiles` of each node, and returns the answers, joined.
     """
 
-    def __init__(
-        self,
-        ranks_of: Mapping[Node, tuple[int, ...]],
-        ask: Callable[[Any, Mapping[Node, tuple[Any, ...]]], dict[int, Any]],
-    ) -> None:
-        self._ranks_of = ranks_of
+    def __init__(self, ask: Callable[..., dict[int, Any]]) -> None:
         self._ask = ask
 
     def dump(self, ranks: Iterable[int] | None = None) -> dict[int, str]:
         """Return the stacks of all threads of these ranks, or of every live rank."""
-        wanted = None if ranks is None else set(ranks)
-        return self._ask("dump", {node: (self._here(node, wanted),) for node in self._ranks_of})
+        return self._ask("dump", None if ranks is None else list(ranks))
 
     def sizes(self) -> dict[int, int]:
         """Return the number of bytes that each rank that is up has written into its file."""
-        return self._ask("sizes", dict.fromkeys(self._ranks_of, ()))
+        return self._ask("sizes")
 
     def request(self) -> None:
         """Have every rank that is up write its stacks; this waits for the request's arrival."""
-        self._ask("request", dict.fromkeys(self._ranks_of, ()))
+        self._ask("request")
 
     def read(self, starts: Mapping[int, int]) -> dict[int, str]:
         """Return what ranks have written into their files after these positions."""
-        wanted = set(starts)
-        here = {node: {rank: starts[rank] for rank in self._here(node, wanted)} for node in self._ranks_of}
-        return self._ask("read", {node: (positions,) for node, positions in here.items()})
-
-    def _here(self, node: Node, ranks: set[int] | None) -> list[int]:
-        return [rank for rank in self._ranks_of[node] if ranks is None or rank in ranks]
+        return self._ask("read", dict(starts))
 
 
 # --------------------------------------------------------------------------------------------------------------------

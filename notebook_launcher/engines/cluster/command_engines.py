@@ -316,17 +316,15 @@ def _plain(value: Any) -> Any:
 
 def from_settings(settings: Mapping[str, Any]) -> Engine:
     """Return the engine of settings that `to_settings` returned; raises `ConfigError` for others."""
-    kind, options = settings.get("kind"), {name: value for name, value in settings.items() if name != "kind"}
-    known = [field.name for field in dataclasses.fields(ENGINES[kind]) if field.init] if kind in ENGINES else []
-    if kind not in ENGINES or not options.keys() <= set(known):
-        raise ConfigError(
-            f"engine={dict(settings)!r} is not an engine: its kind can be {', '.join(ENGINES)}, with their fields.",
-            field="engine",
-        )
+    options = dict(settings)
     try:
-        return ENGINES[kind](**options)  # type: ignore[no-any-return]
-    except TypeError as error:
-        raise ConfigError(f"engine={dict(settings)!r} is not an engine: {error}.", field="engine") from None
+        return ENGINES[options.pop("kind", "")](**options)  # type: ignore[no-any-return]
+    except (KeyError, TypeError) as error:
+        raise ConfigError(
+            f"engine={dict(settings)!r} is not an engine: its kind can be {', '.join(ENGINES)}, with their fields "
+            f"({error}).",
+            field="engine",
+        ) from None
 
 
 def describe_found(environ: Mapping[str, str]) -> str:
