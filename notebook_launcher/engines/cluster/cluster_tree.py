@@ -353,7 +353,7 @@ class RelayedMemory:
 
     def _send_held(self) -> None:
         while self._held and not self._held[0].missing:
-            self._nodes[0].send(dataclasses.replace(self._held.popleft().write, number=0))
+            self._nodes[0].send(self._held.popleft().write._replace(number=0))
 
     def merge(self, state: node_records.NodeState, ranks: Sequence[int]) -> None:
         """Take over what ranks of one node have written, unless the board was cleared since."""
