@@ -74,7 +74,7 @@ def main(fd: int, server: Channel, server_pid: int) -> None:
         if order.call is None:
             host = SessionHost(order.plan)
         else:
-            host = RunHost(order.plan, order.call, AnonymousFile.of(*received[1]))
+            host = RunHost(order.plan, order.call, AnonymousFile(fd=received[1][0]))
         kernel.send(HostAnswer(str(host.folder)))
     except BrokenPipeError:  # The kernel was killed, and no client knows the run.
         assert host is not None
@@ -212,7 +212,7 @@ class SessionHost:
         self._ended.wait()
 
     def _begin(self, parcel_fd: int, order: CallOrder, caller: int) -> str:
-        parcel = AnonymousFile.of(parcel_fd)
+        parcel = AnonymousFile(fd=parcel_fd)
         with self._runs.lock:
             self._check_free()
             call = HostedRun(self._runs.ranks, order, parcel)

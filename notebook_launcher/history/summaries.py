@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 MAX_DESCRIPTION = 24
 """Characters of a loop's description in the line, so that the numbers behind it fit into a terminal, too."""
+MAX_LINE = 400
 MAX_METRICS = 3
 """Metrics in the line: it should fit into a terminal."""
 
@@ -173,7 +174,7 @@ def progress_line(name: str, ranks: Sequence[RankSnapshot]) -> str:
             parts.append(f"{format_number(slowest.samples_per_second, 3)} samples/s")
         parts += _values(slowest.metrics)
     parts += _settled(ranks) if parts else []
-    return _one_line(f"{name}: {', '.join(parts)}") if parts else ""
+    return one_line(f"{name}: {', '.join(parts)}", MAX_LINE) if parts else ""  # Names come from the user.
 
 
 def _describe(merged: MergedProgress) -> list[str]:
@@ -201,11 +202,6 @@ def _settled(ranks: Sequence[RankSnapshot]) -> list[str]:
 
 def _values(metrics: Mapping[str, float]) -> list[str]:
     return [f"{name} {format_number(value)}" for name, value in list(metrics.items())[:MAX_METRICS]]
-
-
-def _one_line(text: str) -> str:
-    """Return the text without characters that move a terminal's cursor, because names come from the user."""
-    return "".join(char if char.isprintable() else " " for char in text)
 
 
 # --------------------------------------------------------------------------------------------------------------------

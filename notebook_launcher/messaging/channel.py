@@ -28,10 +28,6 @@ PACKET_LIMIT = 65_536
 MAX_FDS = 8
 ANCILLARY_SIZE = socket.CMSG_LEN(MAX_FDS * array.array("i").itemsize)
 INLINE, SPILLED = b"\0", b"\1"
-# Plain numbers: to join two members of an enumeration takes longer than to receive a small packet.
-RECEIVE = int(socket.MSG_CMSG_CLOEXEC)
-TRUNCATED = int(socket.MSG_CTRUNC)
-RECEIVE_AT_ONCE = int(socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT)
 TAKEN_BUDGET = 1.0
 """Longest wait in seconds until a packet is received: a live reader takes a millisecond, and a reader that hangs must
 not block the sender forever."""
@@ -69,11 +65,6 @@ class AnonymousFile:
             return
         # One call in C, so that no interrupt can come between creating the file and storing its descriptor.
         self._fds.extend(map(os.memfd_create, [f"notebook-launcher-{name}"], [os.MFD_CLOEXEC]))
-
-    @classmethod
-    def of(cls, fd: int) -> AnonymousFile:
-        """Take over the descriptor of a file that another process made."""
-        return cls(fd=fd)
 
     def fileno(self) -> int:
         """Return the descriptor, which this object still owns; -1 once closed."""
@@ -144,13 +135,13 @@ class Channel:
         descriptors, none is returned. With `wait=False`, raises BlockingIOError if no record has arrived.
         """
         # Not socket.recv_fds, which ignores its flags (Python 3.11).
-        flags = RECEIVE if wait else RECEIVE_AT_ONCE
+        flags = socket.MSG_CMSG_CLOEXEC | (0 if wait else socket.MSG_DONTWAIT)
         try:
             packet, ancillary, arrived, _ = self._sock.recvmsg(PACKET_LIMIT + 1, ANCILLARY_SIZE, flags)
         except ConnectionError:
             return None
         fds = _descriptors(ancillary)
-        if arrived & TRUNCATED:  # Linux has dropped some of them; nobody could assign the rest.
+        if arrived & socket.MSG_CTRUNC:  # Linux has dropped some of them; nobody could assign the rest.
             while fds:
                 os.close(fds.pop())
         if not packet:

@@ -6,7 +6,6 @@ process tree, as a run's thread does, and the calling thread answers the prompt.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import signal
 import sys
@@ -161,7 +160,7 @@ class PostMortem:
         """Carry out an event; return False if the debugger has ended."""
         match event:
             case Output(rank) if rank == self._rank:
-                self._output.feed(dataclasses.replace(event, rank=0))
+                self._output.feed(event._replace(rank=0))
             case Output():
                 self._data.output.show_late_output([event])
             case FromRank(rank, messages.InputRequest() as request, _) if rank == self._rank:
