@@ -186,11 +186,7 @@ def test_source_has_the_helpers_that_the_function_uses(home, tmp_path):
     assert "unused" not in source
 
 
-def test_name_is_a_line_of_text_and_tags_are_words():
-    names: list[Any] = ["", " ", 3, "two\nlines"]
-    for name in names:
-        with pytest.raises(ConfigError, match=r"is not a name\. Pass one line of text"):
-            LaunchConfig(name=name)
+def test_tags_are_words():
     wrong: list[Any] = [3, [1], [""], {"a": 1}]
     for tags in wrong:
         with pytest.raises(ConfigError, match=r"are not tags\. Pass words"):

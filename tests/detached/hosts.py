@@ -10,11 +10,9 @@ import psutil
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from notebook_launcher.detached.attached_run import AttachedRun
 
-__all__ = ["host_of", "lives", "release"]
+__all__ = ["host_of", "lives"]
 
 
 def host_of(run: AttachedRun) -> psutil.Process:
@@ -23,11 +21,6 @@ def host_of(run: AttachedRun) -> psutil.Process:
     until(file.exists)
     summary = json.loads(file.read_text())
     return psutil.Process(summary["kernel"]["pid"])
-
-
-def release(gate: Path) -> None:
-    """Let the ranks go on that wait for this file."""
-    gate.touch()
 
 
 def lives(process: psutil.Process) -> bool:

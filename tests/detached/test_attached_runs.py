@@ -41,7 +41,7 @@ from notebook_launcher.detached.journal import Journal
 from notebook_launcher.detached.requests import PROTOCOL
 from notebook_launcher.history import run_folders
 from notebook_launcher.history.run_folders import OUTPUT, SOCKET
-from tests.detached.hosts import host_of, lives, release
+from tests.detached.hosts import host_of, lives
 from tests.support.programs import end, read_until, type_in_terminal
 from tests.support.waiting import until
 
@@ -98,11 +98,6 @@ async def awaited(run: AttachedRun) -> Results:
     return await run
 
 
-@pytest.fixture
-def gate(tmp_path: Path) -> Path:
-    return tmp_path / "gate"
-
-
 def test_several_clients_see_one_run(
     home: Path, gate: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -138,7 +133,7 @@ def test_several_clients_see_one_run(
         run.result(timeout=0)
     assert [run.snapshot().is_over for run in runs()] == [False]
     assert re.search(rf"holds.*\n(.*[KMG]B, )?.*host {host.pid}\b", runs().as_text())
-    release(gate)
+    gate.touch()
     assert [value.tolist() for value in run.result()] == [[0, 1, 2]] * 2
     assert [value.tolist() for value in asyncio.run(awaited(other))] == [[0, 1, 2]] * 2
     assert run.result().folder == run.folder == home / run.id
@@ -182,7 +177,7 @@ def test_a_terminal_lets_go_of_a_detached_run(home: Path, gate: Path, tmp_path: 
     assert end(pid, terminal) == 128 + signal.SIGHUP
     run = attach(show=False)
     assert run.state == "running"
-    release(gate)
+    gate.touch()
     assert run.wait(60)
     assert run.logs(0) == "waits\nends\n"
 

@@ -27,7 +27,7 @@ from notebook_launcher.detached import host_socket
 from notebook_launcher.detached.attached_session import AttachedSession
 from notebook_launcher.history import run_folders
 from notebook_launcher.history.run_folders import SESSION_SOCKET, SOCKET
-from tests.detached.hosts import lives, release
+from tests.detached.hosts import lives
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
@@ -69,11 +69,6 @@ def die() -> None:
 
     if os.environ["RANK"] == "1":
         os._exit(3)
-
-
-@pytest.fixture
-def gate(tmp_path: Path) -> Path:
-    return tmp_path / "gate"
 
 
 def opened(num_processes: int, **options: Any) -> AttachedSession:
@@ -159,7 +154,7 @@ def test_one_call_runs_at_a_time(session: AttachedSession, gate: Path, capfd: py
     capfd.readouterr()
     attach_session("exp")  # Shows the call that goes on.
     until(lambda: "waits" in capfd.readouterr().out)
-    release(gate)
+    gate.touch()
     assert list(other.latest.result()) == ["through"] * 2
     assert list(call.result()) == ["through"] * 2
     assert call.state == "done"
@@ -258,7 +253,7 @@ def test_runs_and_the_program_know_sessions(
     shown = threading.Thread(target=main, args=(["attach", "exp"],))
     shown.start()
     until(lambda: "waits" in capfd.readouterr().out)
-    release(gate)
+    gate.touch()
     shown.join()
     call.result()
     # For some seconds the host keeps the folder even of a short call, whose results nobody has opened.

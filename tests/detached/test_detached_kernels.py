@@ -9,9 +9,8 @@ import pytest
 from notebook_launcher import attach_session, runs
 from notebook_launcher.detached.attaching import attach
 from notebook_launcher.history.run_folders import SOCKET
-from tests.detached.hosts import host_of, release
+from tests.detached.hosts import host_of
 from tests.support.kernels import Kernel, Outcome
-from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -59,11 +58,6 @@ COME_BACK = "session = attach_session('exp'); session.activate()"
 
 
 @pytest.fixture
-def gate(tmp_path: Path) -> Path:
-    return tmp_path / "gate"
-
-
-@pytest.fixture
 def closed() -> Iterator[None]:
     """Close the session after the test, whatever became of its kernel."""
     yield
@@ -89,7 +83,7 @@ def test_a_run_and_a_sessions_memory_outlive_the_kill_of_their_kernel(gate: Path
     )
     kernel.wait(shown, until=lambda outcome: "started" in outcome.stdout and "up" in outcome.stdout)
     assert attached.state == "running"
-    release(gate)
+    gate.touch()
     outcome = kernel.wait(shown)
     assert outcome.error is None
     # In one line if both ranks print it at the same time.
@@ -149,7 +143,7 @@ def test_a_monitor_stays_live_below_a_cell_that_is_let_go(gate: Path, kernel: Ke
     outcome = kernel.wait(cell)
     assert "is still running; attach(" in outcome.traceback
     assert not outcome.of("comm_close")
-    release(gate)
+    gate.touch()
     ended = kernel.wait(cell, until=lambda outcome: bool(outcome.of("comm_close")))
     pictures = [update["data"].get("text/plain", "") for update in ended.updates]
     assert any(picture.startswith("train on 2 ranks: done") for picture in pictures), pictures
@@ -169,25 +163,6 @@ def test_a_failure_names_the_cell_and_is_shown_once(kernel: Kernel, launch: str)
     assert "ZeroDivisionError" in failed.traceback
     assert "fail: failed after" in failed.stdout
     assert "ZeroDivisionError" not in failed.stdout
-
-
-@pytest.mark.usefixtures("closed")
-def test_an_interrupt_lets_go_of_a_call(gate: Path, kernel: Kernel) -> None:
-    kernel.execute(f"{DEFINE}\n{OPEN}")
-    kernel.execute("session['x'] = 5")
-    cell = kernel.start(f"session.run(wait_for, args=({str(gate)!r},))")
-    kernel.wait(cell, until=lambda outcome: "up" in outcome.stdout)
-    kernel.interrupt()
-    outcome = kernel.wait(cell)
-    assert outcome.error is not None
-    assert outcome.error.startswith("KeyboardInterrupt")
-    assert "is still running; attach(" in outcome.traceback
-    busy = kernel.execute("session['x']")
-    assert busy.error is not None
-    assert "the session is busy with wait_for" in busy.error
-    release(gate)
-    until(lambda: not attach_session("exp", show=False).is_busy)
-    assert kernel.execute("print(list(session['x']))").stdout == "[5, 5]\n"
 
 
 @pytest.mark.usefixtures("closed")

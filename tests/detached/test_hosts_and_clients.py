@@ -27,7 +27,7 @@ from notebook_launcher import (
 )
 from notebook_launcher.detached import host_socket
 from notebook_launcher.detached.requests import Ask
-from tests.detached.hosts import host_of, release
+from tests.detached.hosts import host_of
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
@@ -70,11 +70,6 @@ class SlowToLeave:
         return str, ("left",)
 
 
-@pytest.fixture
-def gate(tmp_path: Path) -> Path:
-    return tmp_path / "gate"
-
-
 class Client:
     """Attaches and detaches again and again, and keeps what each visit brings."""
 
@@ -112,13 +107,13 @@ def test_clients_that_come_and_go_lose_and_double_nothing(
     for thread in threads:
         thread.join()
     assert run.state == "running"
-    release(gate)
+    gate.touch()
     for client in clients:
         while "counted" not in client.text:
             client.visit(1.0)
     capfd.readouterr()
     recent = attach(run.id, since=0.0)
-    release(leave)
+    leave.touch()
     (num,) = run.result()
     every = list(range(num))
     for client in clients:
@@ -177,7 +172,7 @@ def test_client_that_reads_nothing_does_not_delay_others(home: Path, gate: Path)
     assert not run.wait(0)
     # What the host has no room to keep is lost alone: the run is a success, and its other results are there.
     resource.prlimit(host.pid, resource.RLIMIT_FSIZE, (500_000, resource.RLIM_INFINITY))
-    release(gate)
+    gate.touch()
     results = run.result()
     assert time.monotonic() - began < 60
     assert run.state == "done"

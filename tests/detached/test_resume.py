@@ -25,7 +25,7 @@ from notebook_launcher import (
     report,
 )
 from notebook_launcher.training.checkpoints.folders import newest_of
-from tests.detached.hosts import host_of, release
+from tests.detached.hosts import host_of
 from tests.support.waiting import until
 
 KILLED_AFTER = 9
@@ -97,7 +97,7 @@ def test_a_preempted_host_saves_and_stops(home: Path, tmp_path: Path) -> None:
         time.sleep(0.02)
     os.kill(host_of(run).pid, signal.SIGTERM)
     until(lambda: run.state == "stopping")
-    release(gate)
+    gate.touch()
     with pytest.raises(RunStoppedError, match="the run was stopped before rank 0 returned"):
         run.result()
     (saved,) = (folder / "checkpoints").iterdir()
@@ -114,7 +114,7 @@ def test_a_preempted_session_saves_what_its_call_trains_and_ends(home: Path, tmp
     host = host_of(call)
     os.kill(host.pid, signal.SIGTERM)
     until(lambda: call.state == "stopping")
-    release(gate)
+    gate.touch()
     with pytest.raises(RunStoppedError, match="the run was stopped before rank 0 returned"):
         call.result()
     (saved,) = (folder / "checkpoints").iterdir()

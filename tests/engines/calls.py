@@ -1,11 +1,11 @@
-"""Functions that ranks call in these tests."""
+"""Functions that ranks call in these tests, and the options of their launches."""
 
 from __future__ import annotations
 
 import os
 import signal
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -15,7 +15,11 @@ from notebook_launcher import report
 if TYPE_CHECKING:
     from notebook_launcher import Run
 
-__all__ = ["all_up", "kill_rank", "sum_up", "wait_for_rank_0"]
+__all__ = ["QUIET", "all_up", "kill_rank", "sum_up", "wait_for_rank_0"]
+
+
+QUIET: dict[str, Any] = {"output": "none", "monitor": False, "threads_per_process": 1, "runs_folder": None}
+"""No output, no view and no folder: the tests look at results and processes."""
 
 
 def sum_up() -> float:

@@ -40,8 +40,7 @@ from notebook_launcher.engines.cluster.clusters import clusters
 from notebook_launcher.engines.cluster.command_engines import SSH, Commands, Slurm
 from notebook_launcher.messaging.links import Link
 from notebook_launcher.training.checkpoints.folders import CheckpointError
-from tests.engines.calls import all_up, sum_up, wait_for_rank_0
-from tests.engines.options import QUIET
+from tests.engines.calls import QUIET, all_up, sum_up, wait_for_rank_0
 from tests.security.evil import Evil
 from tests.support.run_state import tree_of
 from tests.support.waiting import until

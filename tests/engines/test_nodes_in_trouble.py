@@ -31,8 +31,7 @@ from notebook_launcher import (
 from notebook_launcher.engines.cluster import node
 from notebook_launcher.engines.cluster.clusters import clusters
 from notebook_launcher.errors import NodeLostError
-from tests.engines.calls import kill_rank
-from tests.engines.options import QUIET
+from tests.engines.calls import QUIET, kill_rank
 from tests.support.namespaces import ADDRESSES, Cable
 from tests.support.waiting import until
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -28,13 +26,10 @@ def test_value_that_cannot_work_is_refused(options: dict[str, Any], message: str
     assert caught.value.field == "engine"
 
 
-def test_engine_is_a_frozen_value_with_a_text() -> None:
+def test_equal_engines_share_their_agents() -> None:
     engine = Ray("10.0.0.1:6379", runtime_env={"pip": ["x"]})
     assert engine == Ray("10.0.0.1:6379", runtime_env={"pip": ["x"]})
     assert hash(engine) == hash(Ray("10.0.0.1:6379"))
-    assert repr(engine).startswith("Ray(address='10.0.0.1:6379', max_nodes=None")
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        engine.cpus = 2  # type: ignore[misc]
 
 
 def test_agent_asks_for_what_its_ranks_need() -> None:
@@ -50,9 +45,3 @@ def test_agents_serve_a_launch_that_needs_no_more() -> None:
     assert held.covers(RayNodes(Ray(), (NODE.part(2, use_gpus=True, cpus=None),)))
     assert not held.covers(RayNodes(Ray(), (dataclasses.replace(NODE, node_id="b"),)))
     assert not RayNodes(Ray(), (NODE.part(2, use_gpus=True, cpus=None),)).covers(held)
-
-
-def test_package_and_engine_are_there_without_ray() -> None:
-    code = "import sys; sys.modules['ray'] = None; import notebook_launcher; print(notebook_launcher.Ray())"
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert ended.stdout.startswith("Ray(address='auto'")

@@ -14,7 +14,7 @@ import pytest
 from notebook_launcher import Commands, RunTimeoutError, launch, notebook_launch
 from notebook_launcher.engines.cluster.clusters import clusters
 from notebook_launcher.errors import NodeLostError
-from tests.engines.options import QUIET
+from tests.engines.calls import QUIET
 from tests.support.waiting import until
 from tests.support.warm_kernels import takes_less_than
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-import time
 
 import pytest
 
@@ -74,12 +73,6 @@ def test_batches_and_single_points_give_the_same_curve(seed):
         batched.extend([(step, value, 0.0) for step, value in enumerate(values)][at:end])
         at = end
     assert (batched.points(), batched.count, batched.stride) == (single.points(), len(values), single.stride)
-
-
-def test_folding_40_000_steps_takes_less_than_a_second():
-    started = time.process_time()
-    grown(40_000).points()
-    assert time.process_time() - started < 1
 
 
 def test_points_are_sorted_into_curves_by_metric_and_rank():

@@ -65,22 +65,10 @@ def test_matrix_is_refused_with_the_way_to_show_it() -> None:
         r"A picture needs 1, 3 or 4 channels: pass x\[\.\.\., None\]",
     ):
         report(weights=torch.zeros(2, 2))
+    with pytest.raises(TypeError, match=r"report\(loss=None\): a metric must be one number\. Leave it out until"):
+        report(loss=None)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="a histogram is a picture, not a number"):
         float(histogram([1.0]))
-
-
-@pytest.mark.parametrize(
-    ("value", "words"),
-    [
-        (None, r"report\(loss=None\): a metric must be one number\. Leave it out until it has a value\."),
-        ([1.0, 2.0], r"report\(loss=\[1\.0, 2\.0\]\): .* Pass their mean: sum\(values\) / len\(values\)\."),
-        ("high", r"report\(loss='high'\): .* This is a str: pass a number of it, or print it\."),
-        ({"a": 1}, r"report\(loss=\{'a': 1\}\): .* This is a dict: pass a number of it, or print it\."),
-    ],
-)
-def test_metric_that_is_no_number_is_refused_with_advice_for_its_type(value: Any, words: str) -> None:
-    with pytest.raises(TypeError, match=f"^{words}$"):
-        report(loss=value)
 
 
 @pytest.mark.parametrize(
