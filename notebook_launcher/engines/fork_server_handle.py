@@ -162,18 +162,13 @@ class ForkServer:
 
     def starter(self, setup: messages.Setup, *, needs: tuple[str, ...] | None = ()) -> Starter:
         """Return a starter of supervisors for these settings, whose ranks need these packages."""
-        if not self._is_told:  # What the call of a detached run needs came with its host.
-            needs = ()
-
-        def starter(sock: socket.socket, kernel_fds: Sequence[int]) -> SupervisorHandle:
-            del kernel_fds  # A fork of the fork server does not have the kernel's descriptors.
-            return self._start_supervisor(sock, setup, needs=needs)
-
-        return starter
+        # What the call of a detached run needs came with its host.
+        return functools.partial(self._start_supervisor, setup, needs if self._is_told else ())
 
     def _start_supervisor(
-        self, sock: socket.socket, setup: messages.Setup, *, needs: tuple[str, ...] | None
+        self, setup: messages.Setup, needs: tuple[str, ...] | None, sock: socket.socket, kernel_fds: Sequence[int]
     ) -> SupervisorHandle:
+        del kernel_fds  # A fork of the fork server does not have the kernel's descriptors.
         reaped_r, reaped_w = os.pipe()
         try:
             with self._lock:

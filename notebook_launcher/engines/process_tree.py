@@ -200,10 +200,7 @@ class ProcessTree:
     def drain(self, rank: int) -> list[Event]:
         """Return the rank's output that has not been read yet."""
         happened: list[Event] = []
-        pipes = self._pipes[rank]
-        if not pipes.has_output():
-            return happened
-        for fd, stream in list(pipes.streams.items()):
+        for fd, stream in list(self._pipes[rank].streams.items()):
             while chunk := self._on_output(rank, stream, fd):
                 happened += chunk
         return happened
@@ -223,7 +220,8 @@ class ProcessTree:
         if data:
             return [Output(rank, stream, data)]
         self._selector.unregister(fd)
-        self._pipes[rank].end_stream(fd)
+        del self._pipes[rank].streams[fd]
+        os.close(fd)
         return []
 
     def _on_record(self, rank: int) -> list[Event]:
@@ -249,8 +247,8 @@ class ProcessTree:
             return []
         return [FromRank(rank, record, fds)]
 
-    def _on_supervisor(self, *, wait: bool = True) -> list[Event]:
-        received = self._channel.receive(wait=wait)
+    def _on_supervisor(self) -> list[Event]:
+        received = self._channel.receive()
         if received is None:
             with contextlib.suppress(KeyError):
                 self._selector.unregister(self._channel)
@@ -367,7 +365,6 @@ class RankPipes:
         """The kernel's end, and the rank's until it is handed over."""
         self.streams: dict[int, Stream] = {}
         """By descriptor: the pipes from which the kernel reads the rank's output."""
-        self._output = select.poll()
         self.their_streams: list[int] = []
         """Descriptors to which the rank writes, until they are handed over."""
         try:
@@ -381,7 +378,6 @@ class RankPipes:
         for stream in streams:
             ours, theirs = os.pipe()
             self.streams[ours] = stream
-            self._output.register(ours, select.POLLIN)
             self.their_streams.append(theirs)
             os.set_blocking(ours, False)
             with contextlib.suppress(OSError):
@@ -394,16 +390,6 @@ class RankPipes:
     def fds_for_rank(self) -> list[int]:
         """Return the descriptors that the rank gets: its channel, its standard output, its standard error."""
         return [self.their_channel.fileno(), *self.their_streams]
-
-    def has_output(self) -> bool:
-        """Return True if there is output to read, or a pipe has ended: one system call, and no failed reads."""
-        return bool(self._output.poll(0))
-
-    def end_stream(self, fd: int) -> None:
-        """Close a pipe that has ended."""
-        self._output.unregister(fd)
-        self.streams.pop(fd)
-        os.close(fd)
 
     def close_theirs(self) -> None:
         """Close the descriptors that the rank has got; idempotent."""
