@@ -8,14 +8,12 @@ import functools
 import importlib.util
 import itertools
 import json
-import math
 import os
 import select
 import socket
 import subprocess
 import sys
 import threading
-import time
 import warnings
 from typing import Any
 
@@ -60,8 +58,6 @@ class RayDriver:
         self._numbers = itertools.count()
         self._lock = threading.Lock()
         """Held while a request waits for its answer."""
-        self._known: tuple[float, list[dict[str, Any]]] = (-math.inf, [])
-        """The last answer about nodes, with the time of the request."""
         self._counting = threading.Lock()
         """Held while connections are counted: each ends in a thread of its own."""
         self.num_open = 0
@@ -96,16 +92,13 @@ class RayDriver:
         """True if the process has ended, or was asked to."""
         return self._is_closed or self._process.poll() is not None
 
-    def nodes(self, *, known_for: float = 0.0) -> list[dict[str, Any]]:
-        """Return the nodes of the cluster, as the fields of `NodeShare`, by an answer that is so many seconds old."""
+    def nodes(self) -> list[dict[str, Any]]:
+        """Return the nodes of the cluster, as the fields of `NodeShare`."""
         with self._lock:
-            asked_at, number = time.monotonic(), next(self._numbers)
-            if asked_at - self._known[0] >= known_for:
-                self._send({"ask": number})
-                while (answer := self._answer(ANSWER_PATIENCE))["ask"] != number:
-                    pass  # To a request whose launch was interrupted.
-                self._known = asked_at, list(answer["nodes"])
-            return self._known[1]
+            self._send({"ask": (number := next(self._numbers))})
+            while (answer := self._answer(ANSWER_PATIENCE))["ask"] != number:
+                pass  # To a request whose launch was interrupted.
+            return list(answer["nodes"])
 
     def connect(self, request: dict[str, Any]) -> RayConnection:
         """Have Ray start an agent; `request` holds what `ray_driver.Relay` takes."""

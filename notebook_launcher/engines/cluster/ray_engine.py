@@ -24,10 +24,6 @@ if TYPE_CHECKING:
     from notebook_launcher.messaging import messages
 
 
-PLANNED_FOR = 0.5
-"""Seconds for which the answer serves with which a launch was planned that starts a moment later."""
-
-
 @dataclasses.dataclass(frozen=True)
 class Ray:
     """Ranks on the nodes of a Ray cluster that runs already: `Ray()`, `Ray("10.0.0.1:6379")`.
@@ -72,9 +68,9 @@ class Ray:
             for number, share in enumerate(self._nodes())
         )
 
-    def _nodes(self, *, known_for: float = 0.0) -> list[NodeShare]:
+    def _nodes(self) -> list[NodeShare]:
         """Return the resources of every node: first nodes with agents, then free nodes, then nodes that others use."""
-        found = ray_drivers().get(self.address).nodes(known_for=known_for)
+        found = ray_drivers().get(self.address).nodes()
         held = {share.node_id for share, _ in self._agents()}
         shares = [NodeShare(**each) for each in found]
         shares = [share for share in shares if share.cpus or share.gpus] or shares  # Without head nodes for no work.
@@ -98,7 +94,7 @@ class Ray:
     def start(self, setup: messages.Setup) -> ClusterTree:
         """Start ranks on the nodes; launches call this."""
         parts = ranks_by_node(setup.num_processes, setup.place.num_nodes)
-        there = self._nodes(known_for=PLANNED_FOR)
+        there = self._nodes()
         if len(there) < len(parts):
             msg = f"Ray has {plural(len(there), 'node')} now, and this launch was to use {len(parts)}. Launch again."
             error = ConfigError(msg, field="engine")
