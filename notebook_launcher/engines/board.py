@@ -10,7 +10,7 @@ import dataclasses
 import os
 import pickle
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from notebook_launcher.messaging import board_layout, messages
 
@@ -101,8 +101,7 @@ ASLEEP = "SD"
 PAGE_SIZE = os.sysconf("SC_PAGE_SIZE")
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Pulse:
+class Pulse(NamedTuple):
     """Activity of a process: state and sleeps of its main thread, processor time of all its threads."""
 
     is_asleep: bool

@@ -1,7 +1,7 @@
 """The records that the kernel, the supervisor and the ranks send to each other.
 
-Protocol 1. Every record is a frozen dataclass, or a named tuple if ranks send many a second, pickled, one per
-SOCK_SEQPACKET packet, over a socket pair that the kernel made (`messaging/channel.py`); descriptors travel beside it:
+Protocol 1. Every record is a named tuple, or a frozen dataclass, pickled, one per SOCK_SEQPACKET packet, over a socket
+pair that the kernel made (`messaging/channel.py`); descriptors travel beside it:
 
     kernel -> fork server    Imports, StartSupervisor, StartHost
     fork server -> kernel    ImageMade
@@ -61,8 +61,7 @@ class CommMessage:
 # kernel -> fork server and back
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Imports:
+class Imports(NamedTuple):
     """What the kernel has imported since it last said so: the fork server imports it, too, once it has time."""
 
     names: tuple[str, ...]
@@ -73,8 +72,7 @@ class Imports:
     """The kernel's environment."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class ImageMade:
+class ImageMade(NamedTuple):
     """The fork server has imported what the kernel has, as far as its ranks can inherit it."""
 
     num_modules: int
@@ -181,39 +179,34 @@ class Setup:
     master_port: int
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class StartRank:
+class StartRank(NamedTuple):
     """Start one rank. Descriptors: the rank's channel, standard output and standard error."""
 
     rank: int
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class SignalRanks:
+class SignalRanks(NamedTuple):
     """Send a signal to each of these ranks; SIGKILL also goes to their data-loader workers."""
 
     ranks: tuple[int, ...]
     signum: int
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Close:
+class Close(NamedTuple):
     """Kill and reap the remaining processes, and exit."""
 
 
 # supervisor -> kernel
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class RankStarted:
+class RankStarted(NamedTuple):
     """A rank's process was started."""
 
     rank: int
     pid: int
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class RankExited:
+class RankExited(NamedTuple):
     """A rank's process has exited, and no process of the rank's session is left."""
 
     rank: int
@@ -228,8 +221,7 @@ class RankExited:
     """True if Linux's out-of-memory killer killed a process of this control group while the rank lived."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class RankNotStarted:
+class RankNotStarted(NamedTuple):
     """A rank's process could not be started."""
 
     rank: int
@@ -268,13 +260,11 @@ class RunCall:
     """Folders that the kernel has added to `sys.path` elsewhere since."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class LeaveGroup:
+class LeaveGroup(NamedTuple):
     """Shut the process group down, so that peers that wait in it get an error."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class ProfileOrder:
+class ProfileOrder(NamedTuple):
     """Profile the next updates with `torch.profiler`; a part of other records."""
 
     ranks: tuple[int, ...]
@@ -301,23 +291,19 @@ class Change:
     """Updates and ranks to profile, for the action "profile"."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class DebugFailure:
+class DebugFailure(NamedTuple):
     """Open the debugger in the frames of the exception with which the last call ended; answered by `DebugEnded`."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class ForgetFailure:
+class ForgetFailure(NamedTuple):
     """Release the exception with which the last call ended, and its frames."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Finish:
+class Finish(NamedTuple):
     """Run the exit handlers and exit."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class InputReply:
+class InputReply(NamedTuple):
     """The answer to an `InputRequest`."""
 
     text: str | None
@@ -331,22 +317,19 @@ class InputReply:
 # rank -> kernel
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class RankReady:
+class RankReady(NamedTuple):
     """The rank waits for a call. Descriptor: the file to which the rank writes its stacks."""
 
     rank: int
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class CallStarted:
+class CallStarted(NamedTuple):
     """The function has arrived, the process group is up, and the function is about to run."""
 
     call_id: int
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class GroupState:
+class GroupState(NamedTuple):
     """State of a rank's process group at the end of a call; a part of other records."""
 
     is_kept: bool
@@ -355,8 +338,7 @@ class GroupState:
     """Number of collectives that each group has begun, by the group's name, and the number of groups made."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Returned:
+class Returned(NamedTuple):
     """The function has returned. Descriptor: the parcel of the value, if the value can travel."""
 
     call_id: int
@@ -397,8 +379,7 @@ class ExceptionReport:
     group: tuple[ExceptionReport, ...] = ()
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class KeptFrames:
+class KeptFrames(NamedTuple):
     """Frames that a rank keeps of the exception with which a call ended; a part of other records."""
 
     num_frames: int
@@ -408,8 +389,7 @@ class KeptFrames:
     """Bytes that torch has allocated on the rank's GPU, for whatever purpose; None: the rank uses no GPU."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Raised:
+class Raised(NamedTuple):
     """The call has ended with an exception. Descriptor: the parcel of the exception, if it can travel."""
 
     call_id: int
@@ -428,8 +408,7 @@ class Raised:
     session ends it."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Display:
+class Display(NamedTuple):
     """Show rich output, or update the output with the same `display_id`."""
 
     data: dict[str, Any]
@@ -438,8 +417,7 @@ class Display:
     update: bool = False
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class ClearOutput:
+class ClearOutput(NamedTuple):
     """Clear the cell's output, as `clear_output(wait)` does."""
 
     wait: bool
@@ -455,8 +433,7 @@ class InputRequest:
     """Number of the request among this rank's requests."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class CommHandled:
+class CommHandled(NamedTuple):
     """A widget has handled a `CommMessage`; the kernel sends the next one only then."""
 
 
@@ -468,8 +445,7 @@ class Metrics(NamedTuple):
     values: dict[str, float]
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class ReportedPicture:
+class ReportedPicture(NamedTuple):
     """An image or histogram among the arguments of `report(...)`, or a table of `accelerator.log_table(...)`."""
 
     time: float
@@ -519,15 +495,13 @@ class Phases(NamedTuple):
     """Time by CLOCK_MONOTONIC at which the first of its spans began, even if it holds only the newest ones."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointSaved:
+class CheckpointSaved(NamedTuple):
     """A checkpoint is whole, or about to be; sent by the rank that wrote the manifest, also before a folder appears."""
 
     folder: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Notice:
+class Notice(NamedTuple):
     """Show one line of the launcher's own to the user."""
 
     text: str
@@ -535,15 +509,13 @@ class Notice:
     """Lines with this key are shown once for all ranks, the first that comes; empty: always."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Unreadable:
+class Unreadable(NamedTuple):
     """Stands in for a record that the receiver could not unpickle; never sent."""
 
     reason: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Offered:
+class Offered(NamedTuple):
     """The function offers a setting, by `tunable`."""
 
     name: str
@@ -562,8 +534,7 @@ class TrainerMade:
     """Present settings that `run.set` changes; empty before it trains."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Changed:
+class Changed(NamedTuple):
     """A `Change` was carried out, after this number of updates."""
 
     time: float
@@ -575,8 +546,7 @@ class Changed:
     """Origin of the request."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Profiled:
+class Profiled(NamedTuple):
     """The result of a `ProfileOrder` on one rank; answered by each of its ranks."""
 
     rank: int
@@ -594,6 +564,5 @@ class Profiled:
     """The reason why there is no profile, or no trace."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class DebugEnded:
+class DebugEnded(NamedTuple):
     """The user has left the debugger that a `DebugFailure` opened."""

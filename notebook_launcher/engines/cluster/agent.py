@@ -246,7 +246,7 @@ class Agent:
             of_ranks(board_layout.COOPERATIVE),
             of_ranks(board_layout.ACTIVITY),
             {rank: size for rank in ranks if (size := tree.memory(rank)) is not None},
-            {rank: dataclasses.astuple(pulse) for rank, pulse in tree.pulses(ranks).items()},
+            tree.pulses(ranks),
         )
 
     def _tell(self, *records: object) -> None:

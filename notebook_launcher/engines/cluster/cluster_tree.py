@@ -74,7 +74,7 @@ class ClusterTree:
         self._pids: dict[int, int] = {}
         self._memory: dict[int, int] = {}
         """By rank: bytes of resident memory, as its node last reported."""
-        self._pulses: dict[int, tuple[bool, int, int]] = {}
+        self._pulses: dict[int, Pulse] = {}
         self._exited: set[int] = set()
         self._is_finishing = False
         self._told_lost: set[int] = set()
@@ -93,7 +93,7 @@ class ClusterTree:
                 node.send(node_records.Modules(archive))
             imports = node.imports.news({})  # The environment and the folders are the node's own.
             if imports is not None:
-                imports = dataclasses.replace(imports, local={})
+                imports = imports._replace(local={})
             node.send(node_records.StartTree(self._number, dataclasses.replace(self.setup, place=place), imports))
             if node.lost:  # Before it had this inbox.
                 self._inbox.put((node, None))
@@ -239,7 +239,7 @@ class ClusterTree:
 
     def pulses(self, ranks: Iterable[int]) -> dict[int, Pulse]:
         """Return the activity of these ranks' processes, as their nodes last reported."""
-        return {rank: Pulse(*self._pulses[rank]) for rank in ranks if rank in self._pulses}
+        return {rank: self._pulses[rank] for rank in ranks if rank in self._pulses}
 
     def close(self, deadline: Callable[[], float] | None = None) -> None:
         """Kill the remaining processes, wait until they are reaped, and give the nodes back, as `ProcessTree.close`."""

@@ -269,5 +269,5 @@ TIMED = (messages.Returned, messages.Raised, messages.RankExited, messages.Chang
 def in_time_of_kernel(record: Any, offset: float) -> Any:
     """Return a record with its times in the kernel's, which is `offset` seconds ahead of the node's."""
     if isinstance(record, TIMED):
-        return dataclasses.replace(record, time=record.time + offset)
+        return record._replace(time=record.time + offset)
     return record

@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from notebook_launcher.engines.board import LiveRecords, pack_record
+from notebook_launcher.engines.board import LiveRecords, Pulse, pack_record
 from notebook_launcher.engines.engine import FromRank, Output, Woken
 from notebook_launcher.messaging import messages
 
@@ -159,8 +159,7 @@ class NodeState(NamedTuple):
     """The bytes of the node's ranks, which are consecutive, from COOPERATIVE on; `activities` has the same order."""
     activities: bytes
     memory: dict[int, int]
-    pulses: dict[int, tuple[bool, int, int]]
-    """By rank: the fields of its `Pulse`."""
+    pulses: dict[int, Pulse]
 
 
 class Happened(NamedTuple):

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 def returned(rank: int, *, unsent: str = "") -> RankOutcome:
-    record = dataclasses.replace(returned_record(time.monotonic()), unsent=unsent)
+    record = returned_record(time.monotonic())._replace(unsent=unsent)
     return RankOutcome.of_record(rank, record, () if unsent else (anonymous_file("value"),))
 
 
