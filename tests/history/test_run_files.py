@@ -1,24 +1,32 @@
-"""The files of a run's folder: bounded, removed in turn, and known as alive or lost."""
+"""The files of a run's folder: when they are written, bounded, removed in turn, and known as alive or lost."""
 
 from __future__ import annotations
 
+import collections
 import math
 import os
 import subprocess
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch.distributed as dist
 
-from notebook_launcher import RecordedRun
+from notebook_launcher import RecordedRun, launch
 from notebook_launcher.history import run_files, run_folders
-from notebook_launcher.history.run_files import LogFile, MetricsFile
+from notebook_launcher.history.recorder import FIRST_AFTER, MAX_SHARE, Recorder
+from notebook_launcher.history.run_files import LogFile, LogOrderFile, MetricsFile, read_log_order
+from notebook_launcher.history.run_folders import LOG_ORDER
 from notebook_launcher.history.schema import MetricPoint
 from notebook_launcher.kernel.display.kept_lines import RankLog
-from tests.support.toy_runs import make_run
+from notebook_launcher.widgets.monitor.feed import Feed
+from tests.support.toy_runs import make_run, speak
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from notebook_launcher.kernel.run.handle import Run
 
 
 def points(num: int, num_ranks: int = 2) -> list[MetricPoint]:
@@ -164,3 +172,94 @@ def test_owner_on_another_machine_is_alive_while_it_writes(other):
 @pytest.mark.parametrize("owner", [None, [], {}, "kernel"])
 def test_invalid_owner_is_not_alive(owner):
     assert not run_folders.is_alive(owner, age=math.inf)
+
+
+# The order of output.
+
+
+def speak_in_turns(num: int) -> None:
+    for number in range(num):
+        if dist.get_rank() == number % 2:
+            print(number, flush=True)
+        dist.barrier()
+
+
+class Order:
+    """A reader that knows the order of output, and nothing else."""
+
+    def __init__(self) -> None:
+        self.pieces: list[tuple[int, int]] = []
+
+    def log_order(self, num_pieces: int) -> list[tuple[int, int]]:
+        return self.pieces[-num_pieces:]
+
+
+def test_recorded_run_shows_the_output_of_all_ranks_in_the_order_of_arrival(tmp_path: Path) -> None:
+    run = launch(speak_in_turns, 2, args=(6,), output="none", runs_folder=tmp_path, devices="cpu")
+    run.result(60)
+    recorded = RecordedRun(tmp_path / run.id)
+    # Two outputs that the kernel finds at the same time count in the order of their ranks.
+    assert recorded.log_order(100) == run.log_order(100) != []
+    assert Feed(recorded).reset()["logs"] == Feed(run).reset()["logs"]
+
+
+def test_piece_that_grows_between_two_writes_stays_one(tmp_path: Path) -> None:
+    file, reader = LogOrderFile(tmp_path), Order()
+    given: Any = reader
+    for reader.pieces in ([(0, 5)], [(0, 9)], [(0, 9)], [(0, 9), (1, 3), (0, 12)]):
+        file.write(given)
+    assert read_log_order(tmp_path, 10) == [(0, 9), (1, 3), (0, 12)]
+    assert read_log_order(tmp_path, 2) == [(1, 3), (0, 12)]
+
+
+def test_file_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_files, "MAX_BYTES", 20)
+    file, reader = LogOrderFile(tmp_path), Order()
+    given: Any = reader
+    for number in range(100):
+        reader.pieces.append((number % 2, number + 1))
+        file.write(given)
+    assert 20 < (tmp_path / LOG_ORDER).stat().st_size < 30
+    assert read_log_order(tmp_path, 100) == [(0, 1), (1, 2), (0, 3), (1, 4), (0, 5), (1, 6)]
+
+
+@pytest.mark.parametrize("content", [b"", b"nonsense\n", b"0 1 2\n", b"\xff\n"])
+def test_file_that_another_program_changed_counts_as_none(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / LOG_ORDER).write_bytes(content)
+    assert read_log_order(tmp_path, 5) == []
+
+
+# When they are written.
+
+
+@pytest.fixture(scope="module")
+def run() -> Run:
+    run = launch(speak, 1, output="none", runs_folder=None)
+    run.result(60)
+    return run
+
+
+class SlowReader:
+    """A run of which one part takes some time to read, as with a thousand ranks."""
+
+    def __init__(self, run: Run, slow: str, seconds: float) -> None:
+        self.num_reads: collections.Counter[str] = collections.Counter()
+        self._run, self._slow, self._seconds = run, slow, seconds
+
+    def __getattr__(self, name: str) -> Any:
+        self.num_reads[name] += 1
+        if name == self._slow:
+            time.sleep(self._seconds)
+        return getattr(self._run, name)
+
+
+@pytest.mark.parametrize(
+    ("part", "seconds", "num_writes"), [("snapshot", 0.0, 2), ("snapshot", 0.3, 1), ("metrics_since", 0.3, 1)]
+)
+def test_slow_writes_become_rare(run: Run, part: str, seconds: float, num_writes: int, tmp_path: Path) -> None:
+    reader = SlowReader(run, part, seconds)
+    recorder = Recorder(reader, tmp_path, time.monotonic() - FIRST_AFTER, say=print)
+    for passed in (0.0, 0.8 * 0.3 / MAX_SHARE):
+        recorder.note()
+        recorder.tick(time.monotonic() + passed)
+    assert reader.num_reads[part] == num_writes

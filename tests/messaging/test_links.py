@@ -1,9 +1,11 @@
-"""Links: records over a pair of descriptors."""
+"""Links and channels: records over descriptors, and descriptors beside them."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
+import sys
 import threading
 from typing import TYPE_CHECKING
 
@@ -11,9 +13,11 @@ import pytest
 
 from notebook_launcher.messaging import links
 from notebook_launcher.messaging.links import Link, LinkError, SilentError
+from tests.support.kernels import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
 
 LARGE = b"x" * 300_000
 """More than a pipe holds."""
@@ -59,3 +63,54 @@ def test_stream_without_records_or_lines_is_refused(ends: tuple[Link, Link], mon
     assert receiver._read(10, 0.0) == b"many words"
     with pytest.raises(LinkError, match="what arrives are no messages: one would have 4611686018427387904 bytes"):
         receiver.receive()
+
+
+# Descriptors beside the records of a channel.
+
+
+PROGRAM = """
+import os
+import resource
+
+from notebook_launcher.messaging.channel import PACKET_LIMIT, Channel, channel_pair
+
+def receive_with_room_for(number):
+    taken = []
+    try:
+        while True:
+            taken.append(os.dup(0))
+    except OSError:
+        pass
+    for _ in range(number):
+        os.close(taken.pop())
+    try:
+        return theirs.receive()
+    finally:
+        for fd in taken:
+            os.close(fd)
+
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+ours, other = channel_pair()
+theirs = Channel(other)
+before = len(os.listdir("/proc/self/fd"))
+ours.send("small", [0, 0])
+print(receive_with_room_for(1))
+ours.send(bytes(PACKET_LIMIT))
+print(receive_with_room_for(0))
+ours.send("later", [0])
+record, fds = theirs.receive()
+print(record, len(fds))
+os.close(fds[0])
+print(len(os.listdir("/proc/self/fd")) - before)
+"""
+
+
+def test_record_without_room_for_its_descriptors_arrives_without_any() -> None:
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", PROGRAM], env=env, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [
+        "('small', [])",
+        "(Unreadable(reason='this process has no file descriptor left to receive it'), [])",
+        "later 1",
+        "0",
+    ]

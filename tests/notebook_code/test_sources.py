@@ -1,4 +1,4 @@
-"""Names that a function's source reads from its notebook."""
+"""A function's source, the names that it reads from its notebook, and the values that a script needs."""
 
 from __future__ import annotations
 
@@ -10,10 +10,18 @@ import xml.etree.ElementTree  # noqa: F401, ICN001 - the code of the tests uses 
 from typing import Any
 
 import pytest
+import torch
 
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.kernel.calls.origin import source_with_needs
-from notebook_launcher.notebook_code import attribute_chains, names_at_definition, names_in, source_of
+from notebook_launcher.notebook_code import (
+    Needs,
+    attribute_chains,
+    literal_of,
+    names_at_definition,
+    names_in,
+    source_of,
+)
 
 CELL = '''"""class Net: a text"""
 first = 1
@@ -111,3 +119,41 @@ def test_no_tree_of_python_objects_is_made(monkeypatch: pytest.MonkeyPatch):
     head = "import xml\nimport xml.etree.ElementTree\n\n\nRATE = [0.1, (None,)]\n\n\n@(\n"
     assert source.startswith(head)
     assert source.endswith("\n\n\n" + text)
+
+
+# Literals of constants, and values that cannot be written.
+
+
+HOLDS_ITSELF: list[object] = []
+HOLDS_ITSELF.append(HOLDS_ITSELF)
+
+
+class Level(int):
+    """A number of a class of the user's."""
+
+
+LITERALS = [1, -2.5, -0.0, "a'b", [1, (2,)], {"a": {1}}, {1: [{2}]}, None, True, b"x", set(), (1 + 2j)]
+WITHOUT = [
+    float("nan"), float("inf"), complex(-0.0, 1), (10**5000,), "x" * 3000, object(), [torch.ones(1)], HOLDS_ITSELF,
+    Level(1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("value", LITERALS)
+def test_literals_are_read_back_as_they_were(value):
+    text = literal_of(value)
+    assert text is not None
+    assert eval(text) == value
+    assert repr(eval(text)) == repr(value)
+
+
+@pytest.mark.parametrize("value", WITHOUT)
+def test_values_without_a_literal_have_none(value):
+    assert literal_of(value) is None
+
+
+def test_class_that_is_gone_is_named():
+    needs = Needs({})
+    gone = type("Gone", (), {"__module__": "__main__"})
+    with pytest.raises(ConfigError, match="thing cannot be exported"):
+        needs.add("thing", gone())
