@@ -24,12 +24,23 @@ from tests.support.toy_runs import make_run
 if TYPE_CHECKING:
     from pathlib import Path
 
-SCRIPT = """
-from notebook_launcher import notebook_launch, report, runs
+PROGRAM = """
+import math
+from notebook_launcher import notebook_launch, report
+RATE = 0.5
+class Scale:
+    factor = RATE
+def halve(x):
+    return x * Scale.factor * math.pi
+def unused():
+    pass
+table = {1: object()}
 def train(rate):
-    report(step=0, loss=rate)
+    report(loss=halve(rate), known=len(table))
 if __name__ == "__main__":
-    notebook_launch(train, 1, args=(0.5,), name="first try", tags=["baseline", "small"], output="none", devices="cpu")
+    notebook_launch(
+        train, 1, args=(0.5,), name="first try", tags=["baseline", "small"], output="none", start_method="fork"
+    )
 """
 
 
@@ -39,16 +50,23 @@ def git(folder: Path, *words: str) -> str:
     return done.stdout.strip()
 
 
-def test_folder_has_name_tags_source_versions_and_commit(home, tmp_path):
-    (tmp_path / "program.py").write_text(SCRIPT)
+def test_folder_has_name_tags_source_with_its_helpers_versions_and_commit(home, tmp_path):
+    (tmp_path / "program.py").write_text(PROGRAM)
     git(tmp_path, "init", "-q")
     git(tmp_path, "commit", "-q", "--allow-empty", "-m", "x")
     subprocess.run([sys.executable, "program.py"], cwd=tmp_path, check=True, timeout=60)
     (run,) = runs(home)
     assert (run.name, run.tags, run.notes) == ("first try", ("baseline", "small"), "")
     assert "first-try" in run.id
-    assert run.source.endswith("def train(rate):\n    report(step=0, loss=rate)\n")
-    assert run.source.startswith("from notebook_launcher import report\n")
+    source = run.source
+    compile(source, "function.py", "exec")
+    assert source.endswith("def train(rate):\n    report(loss=halve(rate), known=len(table))\n")
+    assert "import math\n" in source
+    assert "from notebook_launcher import report\n" in source
+    assert "RATE = 0.5\n" in source
+    assert "# table is a value of the notebook, which is not kept here" in source
+    assert source.index("class Scale") < source.index("def halve") < source.index("def train")
+    assert "unused" not in source
     environment = run.environment
     assert environment["git"].pop("dirty") is False
     assert environment["git"].pop("changed") == []
@@ -154,36 +172,6 @@ def test_versions_follow_what_is_installed(tmp_path, monkeypatch):
 def files_of(function):
     told = origin.Origin(origin.source_with_needs(function), origin.describe_environment())
     return {**told.files, **(told.later(wait=True) or {})}
-
-
-HELPERS = """
-import math
-from notebook_launcher import notebook_launch, report
-RATE = 0.5
-class Scale:
-    factor = RATE
-def halve(x):
-    return x * Scale.factor * math.pi
-def unused():
-    pass
-table = {1: object()}
-def train():
-    report(loss=halve(1.0), known=len(table))
-if __name__ == "__main__":
-    notebook_launch(train, 1, output="none", start_method="fork")
-"""
-
-
-def test_source_has_the_helpers_that_the_function_uses(home, tmp_path):
-    (tmp_path / "program.py").write_text(HELPERS)
-    subprocess.run([sys.executable, "program.py"], cwd=tmp_path, check=True, timeout=60)
-    source = runs(home)[0].source
-    compile(source, "function.py", "exec")
-    assert "import math\n" in source
-    assert "RATE = 0.5\n" in source
-    assert "# table is a value of the notebook, which is not kept here" in source
-    assert source.index("class Scale") < source.index("def halve") < source.index("def train")
-    assert "unused" not in source
 
 
 def test_tags_are_words():
