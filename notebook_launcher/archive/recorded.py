@@ -44,6 +44,11 @@ class FolderReader(RunReader):
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
+    def __repr__(self) -> str:
+        run = self.snapshot()
+        head = f"{type(self).__name__} {run.id} on {plural(run.num_processes, 'rank')}"
+        return f"<{head}: {run.state}, {format_seconds(run.seconds)}>"
+
     @property
     def folder(self) -> Path:
         """Folder of the run, which keeps its output, curves and results."""
@@ -111,11 +116,6 @@ class RecordedRun(FolderReader):
         if not run_folders.is_run(folder):
             msg = f"{folder} does not hold a run: it has no {run_folders.SUMMARY}. Pass a folder that runs() lists."
             raise for_caller(LookupError(msg))
-
-    def __repr__(self) -> str:
-        run = self.snapshot()
-        ranks = plural(run.num_processes, "rank")
-        return f"<RecordedRun {run.id} on {ranks}: {run.state}, {format_seconds(run.seconds)}>"
 
     def _repr_html_(self) -> str:
         from notebook_launcher.drawing.run_picture import static_html

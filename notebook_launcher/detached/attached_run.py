@@ -23,7 +23,6 @@ from notebook_launcher.kernel.latch import AWAKE_EVERY, Latch
 from notebook_launcher.kernel.results import Results
 from notebook_launcher.kernel.run.conclusion import RunOutcome
 from notebook_launcher.kernel.run.handle import Run, still_running
-from notebook_launcher.wording import format_seconds, plural
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -175,12 +174,6 @@ class AttachedRun(FolderReader):
         # A connection for each call, so that an interrupt in the middle of an answer spoils nothing: 1 ms.
         with contextlib.closing(HostConnection(self._folder)) as connection:
             return connection.request(name, *args, **kwargs)
-
-    def __repr__(self) -> str:
-        run = self.snapshot()
-        return (
-            f"<AttachedRun {run.id} on {plural(run.num_processes, 'rank')}: {run.state}, {format_seconds(run.seconds)}>"
-        )
 
     def stop(self, *, wait: bool = True, at_once: bool = False, after_step: bool = False) -> str | None:
         """Stop the run, as `Run.stop`; a host that is stopped (SIGSTOP) is continued for it.

@@ -230,14 +230,6 @@ def _anything(value: Any) -> Any:
     return value
 
 
-def _text(value: Any) -> Any:
-    return _checked(value, isinstance(value, str))
-
-
-def _integer(value: Any) -> Any:
-    return _checked(value, isinstance(value, int | float) and abs(value) < LARGEST)
-
-
 def _number(value: Any) -> Any:
     return value if isinstance(value, int) and abs(value) < LARGEST else number_of(value)
 
@@ -253,10 +245,10 @@ PLAIN: dict[Any, Callable[[Any], Any]] = {
     Any: _anything,
     bool: lambda value: _checked(value, isinstance(value, bool)),
     float: _number,
-    int: _integer,
-    str: _text,
+    int: lambda value: _checked(value, isinstance(value, int | float) and abs(value) < LARGEST),
+    str: lambda value: _checked(value, isinstance(value, str)),
 }
 KEYS: dict[Any, Callable[[str], Any]] = {
     int: lambda name: int(_checked(name, name.isdecimal() and len(name) < 10)),
-    str: _text,
+    str: PLAIN[str],
 }

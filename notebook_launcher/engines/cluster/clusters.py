@@ -233,11 +233,6 @@ class Clusters:
         if cluster is not None:
             cluster.close()
 
-    def close_all(self, is_meant: Callable[[ClusterKey], bool]) -> None:
-        """End the agents of all sets of nodes that are meant, as `close` does."""
-        for key in self.known(is_meant):
-            self.close(key)
-
     def _drop(self, key: ClusterKey) -> Cluster | None:
         self._known.pop(key, None)
         cluster = self._idle.pop(key, None)

@@ -91,15 +91,6 @@ class CommandConnection:
                 os.killpg(self._process.pid, signum)  # It leads a session.
 
 
-def end_process(process: subprocess.Popen[bytes], patience: float) -> None:
-    """Wait for the end of a process that was asked to end; after `patience` seconds kill it."""
-    try:
-        process.wait(patience)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-
-
 def tail_of(file: AnonymousFile) -> str:
     """Return the end of a file of errors; empty if it is closed."""
     return read_tail(file.fileno(), LAST_WORDS)

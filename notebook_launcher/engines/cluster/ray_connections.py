@@ -17,7 +17,7 @@ import threading
 import warnings
 from typing import Any
 
-from notebook_launcher.engines.cluster.connections import end_process, tail_of
+from notebook_launcher.engines.cluster.connections import tail_of
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.messaging.channel import AnonymousFile
 
@@ -172,7 +172,11 @@ class RayDriver:
 
     def _reap(self) -> None:
         if self._is_closed and self.num_open <= 0:
-            end_process(self._process, KILL_PATIENCE)
+            try:
+                self._process.wait(KILL_PATIENCE)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
             self._errors.close()
 
 

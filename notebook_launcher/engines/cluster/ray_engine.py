@@ -118,7 +118,8 @@ class Ray:
 
     def close(self) -> None:
         """End the agents: idle ones now, others at the end of their launch. The next launch starts them again."""
-        clusters().close_all(self._is_ours)
+        for key in clusters().known(self._is_ours):
+            clusters().close(key)
         ray_drivers().close(self.address)
 
     def __enter__(self) -> Self:
