@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-__all__ = [
-    "belongs_to_another", "load_json", "open_file", "open_folder", "opened", "read_bytes", "read_json", "socket_path",
-]  # fmt: skip
 
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 MAX_JSON = 8_000_000

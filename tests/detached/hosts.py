@@ -12,8 +12,6 @@ from tests.support.waiting import until
 if TYPE_CHECKING:
     from notebook_launcher.detached.attached_run import AttachedRun
 
-__all__ = ["host_of", "lives"]
-
 
 def host_of(run: AttachedRun) -> psutil.Process:
     """Return the process that conducts a run, as the run's summary names it; a call has one after a second."""

@@ -15,8 +15,6 @@ from notebook_launcher import report
 if TYPE_CHECKING:
     from notebook_launcher import Run
 
-__all__ = ["QUIET", "all_up", "kill_rank", "sum_up", "wait_for_rank_0"]
-
 
 QUIET: dict[str, Any] = {"output": "none", "monitor": False, "threads_per_process": 1, "runs_folder": None}
 """No output, no view and no folder: the tests look at results and processes."""

@@ -11,8 +11,6 @@ from tests.security.recorded import record_run
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["recorded_folder"]
-
 
 @pytest.fixture(scope="session")
 def recorded_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from notebook_launcher import RecordedRun
 
-__all__ = ["READINGS", "record_run"]
-
 
 def _train(scale: float) -> dict[str, Any]:
     for step in range(3):
