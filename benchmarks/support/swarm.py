@@ -22,6 +22,7 @@ import time
 from typing import Any
 
 from notebook_launcher import context
+from notebook_launcher.engines.board import Pulse
 from notebook_launcher.engines.cluster import node_records
 from notebook_launcher.engines.cluster.connections import Greeting, Network
 from notebook_launcher.engines.cluster.node_records import HeldEvents
@@ -165,7 +166,7 @@ class Agent:
     def _tell_state(self, tree: int) -> None:
         if tree != self._tree:
             return
-        pulses = {rank: (False, self._updates.get(rank, 0) * 30, 100) for rank in self._alive}
+        pulses = {rank: Pulse(False, self._updates.get(rank, 0) * 30, 100) for rank in self._alive}
         memory = dict.fromkeys(self._alive, 3 << 30)
         activities = bytes([context.COMPUTING] * len(self._ranks))
         state = node_records.NodeState(1, False, activities, activities, memory, pulses)

@@ -8,7 +8,7 @@ import functools
 import signal
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.detached import host_socket
 from notebook_launcher.detached.ending import KeptParcels, write_ending
@@ -142,12 +142,11 @@ class HostedRun:
             self._journal.text("stderr", f"the results could not be kept in {self.folder}: {error.strerror}\n")
 
     def _find(self, name: str) -> Callable[..., object]:
-        own = {"news": self._journal.news, "answer": self._journal.answer, "take_results": self._take_results}
-        if name in own:
-            return own[name]
-        if name not in ANSWERED:
+        if name == "take_results":
+            return self._take_results
+        if name not in ANSWERED and name not in ("news", "answer"):
             raise TypeError(f"a host does not answer {name!r}")
-        member = getattr(self.run, name)
+        member: Any = getattr(self.run if name in ANSWERED else self._journal, name)
         return member if callable(member) else lambda: member
 
     def _take_results(self) -> RunSnapshot | None:

@@ -110,7 +110,8 @@ def _filled(usage: RankUsage) -> RankUsage:
     num, columns = len(usage.times), _fields(usage)
     wrong = [name for name, column in columns.items() if column and len(column) != num]
     _checked(wrong, not wrong)
-    return RankUsage(**{name: column or (None,) * num for name, column in columns.items()})
+    filled: dict[str, Any] = {name: column or (None,) * num for name, column in columns.items()}
+    return RankUsage(**filled)
 
 
 def _fields(record: Any) -> dict[str, Any]:

@@ -280,8 +280,8 @@ class OpenFolder:
     @property
     def size(self) -> int:
         """Bytes of the files that grow."""
-        order = [] if self._log_order is None else [self._log_order]
-        return sum(file.size for file in (self._metrics, self._pictures, *self._logs, *order))
+        order = 0 if self._log_order is None else self._log_order.size
+        return self._metrics.size + self._pictures.size + sum(log.size for log in self._logs) + order
 
     def write_origin(self, snapshot: RunSnapshot, origin: Callable[[Path], Origin] | None) -> None:
         """Write the options, and the files of the run's origin that are there at once."""

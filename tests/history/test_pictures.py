@@ -66,7 +66,7 @@ def test_matrix_is_refused_with_the_way_to_show_it() -> None:
     ):
         report(weights=torch.zeros(2, 2))
     with pytest.raises(TypeError, match=r"report\(loss=None\): a metric must be one number\. Leave it out until"):
-        report(loss=None)  # type: ignore[arg-type]
+        report(loss=None)
     with pytest.raises(TypeError, match="a histogram is a picture, not a number"):
         float(histogram([1.0]))
 
