@@ -134,7 +134,7 @@ class Agent:
     def _start(self, tree: int, setup: messages.Setup) -> None:
         self._tree, self._ranks, self._dying = tree, setup.place.ranks, int(setup.environ.get(DYING, -1))
         self._alive = set(self._ranks)
-        self._held = HeldEvents(setup.place.num_nodes)
+        self._held = HeldEvents()
         self._tell(*(messages.RankStarted(rank=rank, pid=1000 + rank) for rank in self._ranks))
         self._later(STATE_EVERY, self._tell_state, tree)
 

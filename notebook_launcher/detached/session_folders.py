@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
-import os
 import time
 from typing import TYPE_CHECKING
 
@@ -28,8 +26,6 @@ if TYPE_CHECKING:
 
 UNNAMED = "session"
 """Name in `runs()` of sessions without a name, of which there may be any number."""
-LOCKED = 3.0
-"""Seconds for which another process may hold the folder of all runs; a host holds it for milliseconds."""
 
 
 def session_name_of(config: LaunchConfig) -> str:
@@ -71,12 +67,11 @@ def make(
     home = run_folders.find_home(config.runs_folder)
     assert home is not None
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with _locked(home):
-        check_name_is_free(home, config)
-        folder = home / run_folders.new_id(session_name_of(config), time.time())
-        folder.mkdir(mode=0o700)
-        clients = Clients(folder, find, SESSION_SOCKET)
-        write_summary(folder, snapshot())
+    check_name_is_free(home, config)
+    folder = home / run_folders.new_id(session_name_of(config), time.time())
+    folder.mkdir(mode=0o700)
+    clients = Clients(folder, find, SESSION_SOCKET)
+    write_summary(folder, snapshot())
     return folder, clients
 
 
@@ -95,19 +90,3 @@ def write_summary(folder: Path, snapshot: RunSnapshot) -> None:
     data = encode({**encode_snapshot(snapshot), "kernel": run_folders.identify()}).encode("ascii")
     with contextlib.suppress(OSError):
         replace(folder / run_folders.SUMMARY, data, folder / run_folders.PART)
-
-
-@contextlib.contextmanager
-def _locked(home: Path) -> Iterator[None]:
-    """Keep other hosts from taking a name meanwhile; where another user may read the folder, not for long."""
-    fd = os.open(home, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    end = time.monotonic() + LOCKED
-    try:
-        while time.monotonic() < end:
-            with contextlib.suppress(OSError):
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            time.sleep(0.02)
-        yield
-    finally:
-        os.close(fd)

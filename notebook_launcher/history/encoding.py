@@ -10,7 +10,6 @@ import dataclasses
 import functools
 import json
 import math
-import operator
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -45,9 +44,7 @@ def encode(data: Any) -> str:
 
 def encode_point(point: MetricPoint) -> str:
     """Return a point as one line of JSON, without the newline."""
-    # Takes half the time of encoding the whole point, and there may be 10,000 points a second.
-    head = f'"rank":{point.rank},"step":{point.step},"time":{point.time!r}'
-    return f'{{{head},"values":{encode(point.values)}}}'
+    return encode(_fields(point))
 
 
 def decode_point(line: str | bytes) -> MetricPoint | None:
@@ -115,14 +112,7 @@ def _filled(usage: RankUsage) -> RankUsage:
 
 
 def _fields(record: Any) -> dict[str, Any]:
-    kind: Any = type(record)
-    return dict(zip(_field_names(kind), _reader(kind)(record), strict=True))
-
-
-@functools.cache
-def _reader(kind: type[Any]) -> Callable[[Any], tuple[Any, ...]]:
-    """Return a function that reads all fields of a record at once: five times as fast as one by one."""
-    return operator.attrgetter(*_field_names(kind))  # type: ignore[arg-type] # a class is hashable
+    return {name: getattr(record, name) for name in _field_names(type(record))}
 
 
 @functools.cache

@@ -75,14 +75,8 @@ class RunMetrics(tuple[MetricPoint, ...]):
 
         A metric has NaN in the rows of points that are without it. A metric that is itself named `rank`, `step` or
         `time` gets the column `rank_`, `step_` or `time_`.
-
-        Raises:
-            ImportError: pandas is not installed.
         """
-        try:
-            pd: Any = importlib.import_module("pandas")
-        except ImportError as error:
-            raise ImportError("run.metrics.to_pandas() needs pandas. Type %pip install pandas.") from error
+        pd: Any = importlib.import_module("pandas")
         taken = ("rank", "step", "time")
         rows = [
             {"rank": point.rank, "step": point.step, "time": point.time}

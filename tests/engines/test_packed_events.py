@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from notebook_launcher.engines.board import LiveRecords, pack_record
-from notebook_launcher.engines.cluster.node_records import MAX_HOLD, MIN_HOLD, HeldEvents
+from notebook_launcher.engines.cluster.node_records import HOLD, HeldEvents
 from notebook_launcher.engines.engine import FromRank, Output, RankLost, Woken
 from notebook_launcher.kernel.run.live_values import LiveValues
 from notebook_launcher.messaging import messages
@@ -73,24 +73,11 @@ def test_calm_events_wait_for_others_and_urgent_ones_take_them_along() -> None:
     held.add([Woken()], 0.0)
     assert held.next_due(10.0) == float("inf")
     held.add([FromRank(2, METRICS, [])], 10.0)
-    held.add([Output(2, "stdout", b"x")], 10.0 + MIN_HOLD / 2)
-    assert held.next_due(10.0) == pytest.approx(MIN_HOLD)
-    assert held.next_due(10.0 + MIN_HOLD) == 0
+    held.add([Output(2, "stdout", b"x")], 10.0 + HOLD / 2)
+    assert held.next_due(10.0) == pytest.approx(HOLD)
+    assert held.next_due(10.0 + HOLD) == 0
     held.add([EXITED], 10.0)
     assert held.next_due(10.0) == 0
     taken = held.take()
     assert [type(event) for event in taken] == [bytes, Output, RankLost]
     assert held.take() == ()
-
-
-def test_calm_events_wait_longer_the_more_nodes_there_are() -> None:
-    for event, are_calm, num_nodes, hold in [
-        (STARTED, False, 2, MIN_HOLD),
-        (messages.RankStarted(rank=2, pid=1), False, 25, MIN_HOLD),
-        (EXITED, True, 1, MIN_HOLD),
-        (STARTED, False, 125, 0.25),
-        (STARTED, False, 1000, MAX_HOLD),
-    ]:
-        held = HeldEvents(num_nodes)
-        held.add([event], 10.0, are_calm=are_calm)
-        assert held.next_due(10.0) == pytest.approx(hold)

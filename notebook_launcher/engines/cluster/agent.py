@@ -188,7 +188,7 @@ class Agent:
             fork_server().tell(imports)
         self._number, self._epoch = number, 0
         self._exited, self._is_finishing = set(), False
-        self._held = HeldEvents(setup.place.num_nodes)
+        self._held = HeldEvents()
         # Ranks have no state before they have joined their group.
         self._told_at, self._told_safepoint = time.monotonic(), None
         setup = _at_home(setup, self._network.interface)

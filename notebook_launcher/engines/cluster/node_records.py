@@ -208,9 +208,8 @@ class Pong(NamedTuple):
 # events are urgent: they go at once, behind calm events that wait.
 
 
-MIN_HOLD, MAX_HOLD = 0.05, 0.5
-MESSAGES = 500
-"""Messages of all nodes together that the kernel takes per second without effort, each with what was held."""
+HOLD = 0.05
+"""Seconds for which a calm event waits for others."""
 
 
 def _is_calm(event: Event) -> bool:
@@ -219,16 +218,9 @@ def _is_calm(event: Event) -> bool:
 
 
 class HeldEvents:
-    """The events that an agent has not sent yet, in their order.
+    """The events that an agent has not sent yet, in their order."""
 
-    Args:
-        num_nodes: Number of nodes of the tree. The more nodes, the longer calm events wait for others: 50 ms on up to
-            25 nodes, 0.25 s on 125.
-    """
-
-    def __init__(self, num_nodes: int = 1) -> None:
-        self.hold = min(MAX_HOLD, max(MIN_HOLD, num_nodes / MESSAGES))
-        """Seconds for which a calm event waits for others."""
+    def __init__(self) -> None:
         self._events: list[Any] = []
         """Events, and live records as tuples."""
         self._due = float("inf")
@@ -241,7 +233,7 @@ class HeldEvents:
                 continue
             live = pack_record(event.rank, event.record) if isinstance(event, FromRank) else None
             self._events.append(live or event)
-            self._due = min(self._due, now + self.hold if live or are_calm or _is_calm(event) else now)
+            self._due = min(self._due, now + HOLD if live or are_calm or _is_calm(event) else now)
 
     def next_due(self, now: float) -> float:
         """Return the seconds until there is something to send; infinity: nothing waits."""
