@@ -305,7 +305,8 @@ def source_of(definition: Any) -> str:
             "source of its own. Write it as a function or class with `def` or `class` there. Its source begins: "
             f"{source.splitlines()[0][:80]!r}."
         )
-    if _names_assigned(source) != {name}:
+    symbols = symtable.symtable(source, "<exported>", "exec").get_symbols()
+    if {symbol.get_name() for symbol in symbols if symbol.is_assigned()} != {name}:
         raise ConfigError(
             f"{name} cannot be exported: its source does not begin with its definition: {source.splitlines()[0]!r}."
         )
@@ -320,13 +321,10 @@ def names_in(source: str) -> set[str]:
 
 def names_at_definition(source: str) -> set[str]:
     """Return the global names that a definition needs at once: decorators, defaults, bases, annotations."""
-    tables = [symtable.symtable(source, "<exported>", "exec")]
-    names = set(_global_names(tables[0]))
+    table = symtable.symtable(source, "<exported>", "exec")
     # The body of a class is executed with the class; the body of a function is not.
-    for child in tables[0].get_children():
-        if child.get_type() == "class":
-            names |= set(_global_names(child))
-    return names
+    scopes = [table, *(child for child in table.get_children() if child.get_type() == "class")]
+    return {name for scope in scopes for name in _global_names(scope)}
 
 
 def statements_about(name: str) -> tuple[str, list[str]]:
@@ -381,11 +379,6 @@ def _is_code(each: tokenize.TokenInfo) -> bool:
     """Return False for comments and strings, but True for an f-string, which contains code."""
     is_text = each.type == token.STRING and "f" not in each.string[: each.string.index(each.string[-1])].lower()
     return each.type not in {token.COMMENT, token.NL} and not is_text
-
-
-def _names_assigned(source: str) -> set[str]:
-    table = symtable.symtable(source, "<exported>", "exec")
-    return {symbol.get_name() for symbol in table.get_symbols() if symbol.is_assigned()}
 
 
 def _scopes(table: symtable.SymbolTable) -> Iterator[symtable.SymbolTable]:

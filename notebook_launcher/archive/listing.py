@@ -36,7 +36,7 @@ from notebook_launcher.wording import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from notebook_launcher.history.schema import RunKind, RunSnapshot
+    from notebook_launcher.history.schema import RunKind
 
 
 RUN_KINDS: tuple[RunKind, ...] = ("run", "call", "cell", "session")
@@ -177,6 +177,7 @@ class RunList(Sequence[RecordedRun]):
         shown = [run.listed() for run in self._items[:limit]]
         kinds = [run.kind for run in shown]
         sizes = [format_bytes(run.size) for run in self._items[:limit]]
+        reported = [next((rank.metrics for rank in run.ranks if rank.metrics), {}) for run in shown]
         return [
             tables.Column("id", [run.id for run in shown]),
             tables.Column("kind", kinds if set(kinds) - {"run"} else []),
@@ -188,7 +189,7 @@ class RunList(Sequence[RecordedRun]):
             tables.Column("ranks", [str(run.num_processes) for run in shown], kind="number"),
             tables.Column("holds", [_holdings(run) for run in self._items[:limit]], can_shrink=True),
             tables.Column("disk", sizes, kind="number"),
-            tables.Column("last metrics", [_last_metrics(run) for run in shown], can_shrink=True),
+            tables.Column("last metrics", [format_metrics(metrics) for metrics in reported], can_shrink=True),
             tables.Column("notes", [one_line(run.notes, 60) for run in self._items[:limit]], can_shrink=True),
         ]
 
@@ -217,10 +218,6 @@ def _holdings(run: RecordedRun) -> str:
         words = " does not answer" if is_stopped(owner) else ""
         parts.append(f"{'host' if has_host else 'kernel'} {owner}{words}")
     return ", ".join(parts)
-
-
-def _last_metrics(snapshot: RunSnapshot) -> str:
-    return next((format_metrics(rank.metrics) for rank in snapshot.ranks if rank.metrics), "")
 
 
 # --------------------------------------------------------------------------------------------------------------------

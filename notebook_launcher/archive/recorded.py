@@ -287,8 +287,11 @@ class RecordedRun(FolderReader):
         check_rank(rank, self.snapshot().num_processes)
         name = run_folders.log_name(rank)
         data = read_bytes(self._folder, name, position)
-        end = position + len(data) if data else min(position, _size_of(self._folder / name))
-        return data.decode("utf-8", "replace"), end
+        if not data:
+            with contextlib.suppress(OSError):
+                return "", min(position, os.lstat(self._folder / name).st_size)
+            return "", 0
+        return data.decode("utf-8", "replace"), position + len(data)
 
     @property
     def size(self) -> int:
@@ -326,13 +329,6 @@ def check_axis(axis: str, names: Iterable[str]) -> None:
             "axis='epoch': no run has reported epochs. Report them beside the other metrics, report(loss=loss, "
             "epoch=epoch), or type axis='time'."
         )
-
-
-def _size_of(path: Path) -> int:
-    try:
-        return os.lstat(path).st_size
-    except OSError:
-        return 0
 
 
 def _decode(summary: dict[str, Any] | None, folder: Path) -> RunSnapshot:

@@ -117,11 +117,8 @@ class AttachedSession(SessionCells):
         if kind is None:
             self.close()
         elif not self._is_closed:
-            make_sink().text("stdout", f"the session stays open: {self._way_back} reconnects to it\n")
-
-    @property
-    def _way_back(self) -> str:
-        return f'attach_session("{self._config.name or self.id}")'
+            way_back = f'attach_session("{self._config.name or self.id}")'
+            make_sink().text("stdout", f"the session stays open: {way_back} reconnects to it\n")
 
     @checks.arguments_by_name
     def run(

@@ -90,7 +90,9 @@ class ForkServer:
             self._process = popen("forkserver", theirs.fileno(), self._errors, {**others, **settings})
         self._imports.begin_again()
         self._is_told = True
-        self._watch_cells()
+        if self._shell is None and (shell := running_shell()) is not None:
+            shell.events.register(AFTER_A_CELL, self._after_cell)  # So that it imports beside the next cell.
+            self._shell = shell
         self._tell_imports()
 
     def _is_alive(self) -> bool:
@@ -121,12 +123,6 @@ class ForkServer:
         """Pass on what a kernel on another machine has imported."""
         with self._lock:
             self._send(imports, [], os.environ)
-
-    def _watch_cells(self) -> None:
-        """Have IPython call this object after each cell, so that the server imports beside the next one."""
-        if self._shell is None and (shell := running_shell()) is not None:
-            shell.events.register(AFTER_A_CELL, self._after_cell)
-            self._shell = shell
 
     def _after_cell(self, result: Any = None) -> None:
         if os.getpid() != self._pid or not self._lock.acquire(blocking=False):  # In a fork, or beside a launch.
@@ -449,7 +445,10 @@ def fork_starter(call: FunctionCall) -> Starter:
     def starter(sock: socket.socket, kernel_fds: Sequence[int]) -> SupervisorHandle:
         errors = anonymous_file("errors")
         if "torch" in sys.modules:
-            _import_for_children()
+            # In the kernel, once: each child would import these at every launch, which takes 40 ms.
+            importlib.import_module("notebook_launcher.processes.supervisor")
+            if "numpy" in sys.modules:
+                importlib.import_module("numpy.random")  # Ranks seed it; NumPy 2 imports it only at first use.
         with _FORKING, warnings.catch_warnings():
             # Python 3.12 warns that a fork of a process with threads may deadlock. The user asked for the fork, and
             # `kernel/calls/checks.py` has tested for the known causes.
@@ -461,13 +460,6 @@ def fork_starter(call: FunctionCall) -> Starter:
         return SupervisorHandle(_Child(pid), errors)
 
     return starter
-
-
-def _import_for_children() -> None:
-    """Import in the kernel, once, the modules that each child would import at every launch, which takes 40 ms."""
-    importlib.import_module("notebook_launcher.processes.supervisor")
-    if "numpy" in sys.modules:
-        importlib.import_module("numpy.random")  # Ranks seed it; NumPy 2 imports it only at first use.
 
 
 def _become_supervisor(sock: socket.socket, call: FunctionCall, errors: int, kernel_fds: Sequence[int]) -> None:

@@ -172,7 +172,7 @@ def progress_line(name: str, ranks: Sequence[RankSnapshot]) -> str:
             parts.append(f"step {slowest.step:,}")
         if merged is None and slowest.samples_per_second:
             parts.append(f"{format_number(slowest.samples_per_second, 3)} samples/s")
-        parts += _values(slowest.metrics)
+        parts += [f"{name} {format_number(value)}" for name, value in list(slowest.metrics.items())[:MAX_METRICS]]
     parts += _settled(ranks) if parts else []
     return one_line(f"{name}: {', '.join(parts)}", MAX_LINE) if parts else ""  # Names come from the user.
 
@@ -198,10 +198,6 @@ def _settled(ranks: Sequence[RankSnapshot]) -> list[str]:
         "waiting": sum(rank.waited is not None for rank in ranks),
     }
     return [f"{count} of {len(ranks)} ranks {word}" for word, count in counts.items() if count and len(ranks) > 1]
-
-
-def _values(metrics: Mapping[str, float]) -> list[str]:
-    return [f"{name} {format_number(value)}" for name, value in list(metrics.items())[:MAX_METRICS]]
 
 
 # --------------------------------------------------------------------------------------------------------------------

@@ -13,7 +13,6 @@ import fcntl
 import os
 import pickle
 import socket
-import struct
 import termios
 import time
 from typing import TYPE_CHECKING, Any
@@ -120,13 +119,8 @@ class Channel:
         self.send(record)
         end = time.monotonic() + TAKEN_BUDGET
         with contextlib.suppress(OSError):  # A system without this `ioctl` does not wait.
-            while self._num_unread() and time.monotonic() < end:
-                time.sleep(TAKEN_INTERVAL)
-
-    def _num_unread(self) -> int:
-        """Return the bytes that this end has sent and the other end has not received, with the system's overhead."""
-        (number,) = struct.unpack("i", fcntl.ioctl(self._sock, termios.TIOCOUTQ, struct.pack("i", 0)))
-        return int(number)
+            while any(fcntl.ioctl(self._sock, termios.TIOCOUTQ, bytes(4))) and time.monotonic() < end:
+                time.sleep(TAKEN_INTERVAL)  # The number of bytes that the other end has not received is not 0.
 
     def receive(self, *, wait: bool = True) -> tuple[Any, list[int]] | None:
         """Return the next record and the descriptors beside it; None once the other end is closed.

@@ -326,18 +326,12 @@ class RelayedMemory:
     def __setitem__(self, at: Any, value: Any) -> None:
         self._memory[at] = value
         if isinstance(at, slice):
-            self._write_all(at.start or 0, bytes(value))
-        else:
-            self._request(at, bytes([value]))
-
-    def _write_all(self, start: int, data: bytes) -> None:
-        self._epoch += 1
-        self._held.clear()
-        for node in self._nodes:
-            node.send(node_records.BoardWrite(start, data, self._epoch))
-
-    def _request(self, at: int, data: bytes) -> None:
-        write = node_records.BoardWrite(at, data, self._epoch, next(self._numbers))
+            self._epoch += 1
+            self._held.clear()
+            for node in self._nodes:
+                node.send(node_records.BoardWrite(at.start or 0, bytes(value), self._epoch))
+            return
+        write = node_records.BoardWrite(at, bytes([value]), self._epoch, next(self._numbers))
         others = [node for node in self._nodes[1:] if not node.lost]
         self._held.append(_HeldWrite(write, {node.number for node in others}))
         for node in others:

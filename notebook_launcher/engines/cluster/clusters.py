@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import textwrap
@@ -109,7 +110,9 @@ class Cluster:
 
     def _compare_folders(self, until: float) -> None:
         """Find out which nodes have the kernel's working directory, unless they were asked about it before."""
-        folder = _working_directory()
+        folder = None
+        with contextlib.suppress(FileNotFoundError):
+            folder = Path.cwd()
         asked = [node for node in self.nodes if node.asked_for != folder]
         if folder is None or not asked:
             return
@@ -253,13 +256,6 @@ def _down(message: str, nodes: Iterable[int]) -> ConfigError:
     error = ConfigError(message, field="engine")
     error.nodes = tuple(nodes)
     return error
-
-
-def _working_directory() -> Path | None:
-    try:
-        return Path.cwd()
-    except FileNotFoundError:
-        return None
 
 
 def _no_network(greetings: Sequence[Greeting], wanted: str | None) -> str:

@@ -22,8 +22,6 @@ from notebook_launcher.messaging import messages
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from notebook_launcher.engines.engine import Event
-
 
 # kernel -> agent
 
@@ -212,11 +210,6 @@ HOLD = 0.05
 """Seconds for which a calm event waits for others."""
 
 
-def _is_calm(event: Event) -> bool:
-    record = event.record if isinstance(event, FromRank) else event
-    return isinstance(record, (Output, messages.RankStarted, messages.CallStarted))
-
-
 class HeldEvents:
     """The events that an agent has not sent yet, in their order."""
 
@@ -231,9 +224,11 @@ class HeldEvents:
         for event in events:
             if isinstance(event, Woken):
                 continue
-            live = pack_record(event.rank, event.record) if isinstance(event, FromRank) else None
+            record = event.record if isinstance(event, FromRank) else event
+            live = pack_record(event.rank, record) if isinstance(event, FromRank) else None
+            is_calm = are_calm or live or isinstance(record, (Output, messages.RankStarted, messages.CallStarted))
             self._events.append(live or event)
-            self._due = min(self._due, now + HOLD if live or are_calm or _is_calm(event) else now)
+            self._due = min(self._due, now + HOLD if is_calm else now)
 
     def next_due(self, now: float) -> float:
         """Return the seconds until there is something to send; infinity: nothing waits."""

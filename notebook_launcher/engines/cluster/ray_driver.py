@@ -218,11 +218,6 @@ def _end_with(pid: int) -> None:
     os._exit(0)
 
 
-def _is_guarded() -> bool:
-    """Return True if Ray asks for a token; Ray itself sets the variable if it finds one."""
-    return os.environ.get("RAY_AUTH_MODE", "").lower() not in ("", "disabled")
-
-
 def main() -> None:
     """Connect to Ray, and serve the kernel."""
     import ray
@@ -235,7 +230,8 @@ def main() -> None:
     except Exception as error:  # every error is sent to the kernel
         driver.tell(error=f"{type(error).__name__}: {error}"[:MAX_WORDS])
         os._exit(1)
-    driver.tell(is_guarded=_is_guarded())
+    # Ray itself sets the variable if it finds a token.
+    driver.tell(is_guarded=os.environ.get("RAY_AUTH_MODE", "").lower() not in ("", "disabled"))
     driver.serve()
     # Without disconnecting from Ray, which takes seconds; what is left of the job ends with this process.
     os._exit(0)
