@@ -103,7 +103,7 @@ def nodes_of(engine: Commands) -> tuple[Node, ...]:
     return clusters().nodes_of(engine._key)
 
 
-def test_ranks_have_torchruns_variables_of_their_node_and_its_environment(
+def test_ranks_have_torchruns_variables_of_the_nodes_asked_for_and_their_environment(
     engine: Commands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SECRET_OF_KERNEL", "x")
@@ -117,15 +117,8 @@ def test_ranks_have_torchruns_variables_of_their_node_and_its_environment(
         (3.0, 1, 1, 2, 0, 0, 2, 3, None, None, "yes"),
         (3.0, 2, 0, 1, 1, 1, 2, 3, None, "2", "yes"),
     ]
-
-
-def node_and_rank() -> tuple[str | None, ...]:
-    return tuple(os.environ.get(name) for name in ("NODE_RANK", "LOCAL_RANK", "WORLD_SIZE"))
-
-
-def test_launch_takes_the_nodes_that_were_asked_for(engine: Commands) -> None:
-    run = launch(node_and_rank, engine=engine, nodes=1, processes_per_node=2, **QUIET)
-    assert list(run.result()) == [("0", "0", "2"), ("0", "1", "2")]
+    asked = notebook_launch(environment, engine=engine, nodes=1, processes_per_node=2, **QUIET)
+    assert [value[1:3] + value[5:6] for value in asked] == [(0, 0, 0), (1, 1, 0)]
 
 
 def test_large_values_travel_both_ways_and_a_parcel_once_a_node(
