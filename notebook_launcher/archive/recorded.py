@@ -313,7 +313,7 @@ class RecordedRun(FolderReader):
         return read_log_order(self._folder, num_pieces)
 
     def _tail(self, rank: int) -> str:
-        start = max(0, self.logs_since(rank, sys.maxsize)[1] - TAIL)
+        start = max(0, self.logs_since(rank, 1 << 40)[1] - TAIL)
         text, _ = self.logs_since(rank, start)
         return text.partition("\n")[2] if start else text
 
