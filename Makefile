@@ -3,7 +3,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo gpu-check hosted-check check test quick matrix lint typecheck docs dist bench house lab clean
+.PHONY: help demo gpu-check hosted-check check test quick matrix lint style contracts typecheck docs dist bench house lab clean
 .DELETE_ON_ERROR:
 
 # The first of these that is Python 3.10 or newer; `make PYTHON=...` overrides.
@@ -41,7 +41,7 @@ gpu-check: $(VENV)/installed-test  ## try on GPUs what can only be tried there (
 hosted-check: $(addprefix $(HOSTED)/,colab/installed kaggle/installed runners/installed vscode/installed)  ## try the package with Colab's and Kaggle's versions, VS Code's widgets, papermill, nbconvert and Voila
 	@$(BIN)/python -m pytest -q tests/hosted
 
-test: lint $(TSC)  ## check everything and run the tests; SLOW=1, as in CI: with tutorials, documentation and JupyterLab
+test: style $(TSC)  ## check everything and run the tests; SLOW=1, as in CI: with tutorials, documentation and JupyterLab
 	@$(BIN)/python tests/everything.py $(if $(SLOW),--slow)
 
 check: lint $(TSC)  ## check everything and run the tests of what changed since main (under two minutes)
@@ -53,7 +53,9 @@ quick: lint $(TSC)  ## check everything and run the tests that start no kernel a
 matrix:  ## run the core of the tests on the oldest and newest Python and torch (MATRIX=folder ONLY=names)
 	@$(PYTHON) tests/matrix.py --folder "$(MATRIX)" --only "$(ONLY)"
 
-lint: typecheck  ## ruff, import-linter, mypy, notebooks without outputs
+lint: style typecheck  ## ruff, import-linter, mypy, notebooks without outputs
+
+style: contracts
 	@echo "==> ruff"
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
@@ -61,11 +63,13 @@ lint: typecheck  ## ruff, import-linter, mypy, notebooks without outputs
 	@$(BIN)/nbstripout --verify notebooks/*.ipynb
 
 # mypy and import-linter do not know package-dir, so they get the package in the layout of an installation.
-typecheck: $(VENV)/installed-test  ## import-linter and mypy alone
+contracts: $(VENV)/installed-test
 	@rm -rf build/typed && mkdir -p build/typed/notebook_launcher
 	@ln -s $(addprefix ../../../,$(PACKAGE_FILES) widgets) build/typed/notebook_launcher/
 	@echo "==> import-linter"
 	@cd build/typed && PYTHONPATH=. ../../$(BIN)/lint-imports --no-cache ../../pyproject.toml | sed 1,/Analyzed/d
+
+typecheck: contracts  ## import-linter and mypy alone
 	@echo "==> mypy"
 	@$(BIN)/mypy | sed -e 's|^build/typed/notebook_launcher/widgets|widgets|' -e 's|^build/typed/||'
 
@@ -124,8 +128,8 @@ $(VENV)/pyvenv.cfg:
 $(VENV)/installed-%: $(VENV)/pyvenv.cfg pyproject.toml constraints.txt constraints-tests.txt
 	@echo "==> packages for '$*' (torch is large: the first time takes minutes)"
 	@$(BIN)/python -m pip install --no-compile -c constraints-tests.txt -e '.[$*]'
-	@echo "==> compiling the packages" # on all cores; pip takes one, and some files are templates, not Python
-	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
+	@echo "==> compiling the packages" # on all cores; pip takes one, some files are templates, and half are never read
+	@$(BIN)/python -m compileall -qq -j 0 -x '/(tests|testing|pip)/|/transformers/models/' $(VENV)/lib || true
 	@touch $@
 
 # TypeScript's checker reads the types of the widgets' scripts. Without npm, the test that calls it skips and says so.

@@ -17,6 +17,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from subprocess import PIPE, STDOUT
 
 ROOT = Path(__file__).resolve().parents[1]
 WORKERS = min(4, (os.cpu_count() or 1) + 1)
@@ -51,9 +52,15 @@ def main(folder: Path, *, has_slow: bool) -> int:
         "tests that may run side by side": (*SIDE_BY_SIDE, "not alone" if has_slow else "not alone and not slow"),
         "tests that need the machine alone": ("-m", "alone", *files),
     }
+    # mypy takes a minute and a half of one core.
+    types = subprocess.Popen(["make", "typecheck"], cwd=ROOT, stdout=PIPE, stderr=STDOUT) if folder == ROOT else None
     statuses = [run(title, options, folder) for title, options in parts.items()]
+    if types:
+        print(types.communicate()[0].decode(), end="", flush=True)
     if not has_slow:
         print("==> left out: the slow tests, which `make test SLOW=1` runs, as CI does", flush=True)
+    if types and types.returncode:
+        return 1
     if not any(statuses):
         return 0
     failed = failed_tests(folder)
