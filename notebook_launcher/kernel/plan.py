@@ -10,16 +10,16 @@ import uuid
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
-from notebook_launcher import travel
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.ipython_shell import kernel_shell
-from notebook_launcher.kernel.calls.call_scope import absolute_folders
+from notebook_launcher.kernel.calls.call_scope import import_folders
 from notebook_launcher.machine import devices
 from notebook_launcher.machine.allocation import SHARING_VARIABLE, allocate, allocate_nodes
 from notebook_launcher.machine.devices import ROCM_VARIABLE
 from notebook_launcher.messaging import messages
 from notebook_launcher.settings.option_checks import check_shard, check_shard_backend
 from notebook_launcher.settings.training_settings import PRECISION_VARIABLE, STEPS_VARIABLE
+from notebook_launcher.travel import random_states
 from notebook_launcher.wording import name_of, plural, recordable_variables, redact
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class Plan:
     @property
     def random_summary(self) -> str:
         """A clause about what the ranks' generators begin with, the last one of the summary."""
-        return travel.describe_random(self.random)
+        return random_states.describe_random(self.random)
 
     @property
     def _group(self) -> str:
@@ -112,7 +112,7 @@ class Plan:
             start_method=self.config.start_method,
             # Another machine has an environment of its own, and the kernel's may hold secrets.
             environ={**({} if self.config.engine is not None else os.environ), **self.environ},
-            sys_path=absolute_folders(sys.path),
+            sys_path=import_folders(),
             argv=_argv(),
             cwd=cwd,
             kernel_pid=os.getpid(),
@@ -195,7 +195,7 @@ def _plan_of_nodes(config: LaunchConfig, nodes: Sequence[NodeInfo]) -> Plan:
 
 
 def _random(config: LaunchConfig) -> int | messages.RandomStates:
-    return travel.read_random_states() if config.seed is None else config.seed
+    return random_states.read_random_states() if config.seed is None else config.seed
 
 
 def _share_of_cores(machine: Machine, num_processes: int) -> int:

@@ -104,9 +104,16 @@ def in_ranks(**options):
     return notebook_launch(manners, 2, **options)[1]
 os.makedirs("lib")
 os.makedirs("elsewhere")
+os.makedirs("spread")
 open("lib/found_by_relative_entry.py", "w").write("VALUE = 1")
+open("beside.py", "w").write("VALUE = 'beside'")
+open("spread/part.py", "w").write("VALUE = 'part of a namespace package'")
+open("hidden.py", "w").write("VALUE = 'imported before'")
+open("elsewhere/hidden.py", "w").write("VALUE = 'never imported'")
+open("elsewhere/late.py", "w").write("VALUE = 'late'")
 sys.path.append("lib")
-import found_by_relative_entry
+import found_by_relative_entry, beside, spread.part, hidden
+def values(): return [module.VALUE for module in (beside, spread.part, hidden, late)]
 """
 
 
@@ -125,4 +132,9 @@ def test_manners_of_the_kernel_hold_in_the_ranks(tmp_path):
         assert evaluate(kernel, ways) == (usual,) * 3
         code = "[in_ranks(env={'PYTHONWARNINGS': 'ignore'}, start_method=way)[0] for way in ('forkserver', 'fork')]"
         assert evaluate(kernel, code) == [[], []]
+        # After os.chdir the entry "" of sys.path means another folder; the kernel has modules of both.
+        run_cell(kernel, "import late")
+        ways = "values(), *(notebook_launch(values, 2, start_method=way)[1] for way in ('forkserver', 'spawn', 'fork'))"
+        expected = ["beside", "part of a namespace package", "imported before", "late"]
+        assert evaluate(kernel, f"{ways}, session.run(values)[1]") == (expected,) * 5
         run_cell(kernel, "session.close()")

@@ -7,17 +7,17 @@ import itertools
 import os
 import sys
 from collections.abc import Callable, Mapping
+from importlib.machinery import PathFinder
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from notebook_launcher import travel
-from notebook_launcher.ipython_shell import running_shell
 from notebook_launcher.kernel.calls.checks import describe_arguments
 from notebook_launcher.messaging import messages
+from notebook_launcher.travel import changed_modules, parcel, random_states
 from notebook_launcher.wording import name_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from notebook_launcher.messaging.channel import AnonymousFile
     from notebook_launcher.travel import FunctionCall
 
@@ -96,18 +96,18 @@ class OutgoingCall:
 
     def describe_copies(self, num_ranks: int) -> str:
         """Return notices about copies of which a user should know, such as generators; empty if there are none."""
-        return "" if self.call is None else travel.describe_copies(*self.call[:3], num_ranks=num_ranks)
+        return "" if self.call is None else random_states.describe_copies(*self.call[:3], num_ranks=num_ranks)
 
     def stale_modules(self) -> list[str]:
         """Return the files that the call uses and that changed since this process imported them."""
-        return travel.stale_modules(None if self._parcel is None else self._parcel.fileno())
+        return changed_modules.stale_modules(None if self._parcel is None else self._parcel.fileno())
 
     def describe_replacements(self) -> tuple[str, str]:
         """Return a notice about attributes of libraries that ranks have from the notebook, and one about others.
 
         Either is empty if there is nothing new to tell.
         """
-        notes = travel.read_notes(self._parcel.fileno()) if self._parcel is not None else travel.Notes()
+        notes = parcel.read_notes(self._parcel.fileno()) if self._parcel is not None else parcel.Notes()
         names, more = notes.replaced[:MOST_NAMES], len(notes.replaced) - MOST_NAMES
         listed = ", ".join(names) + (f" and {more} more" if more > 0 else "")
         return listed and f"ranks use your {listed}", "; ".join(notes.left)
@@ -120,48 +120,56 @@ class OutgoingCall:
 
 
 # --------------------------------------------------------------------------------------------------------------------
-# New entries of the kernel's `sys.path` since ranks were started: later calls of a session import from them, too.
+# The folders from which the ranks import, and what they have gained since ranks were started: later calls of a session
+# import from them, too.
+
+
+def import_folders() -> list[str]:
+    """Return `sys.path` as absolute folders, with those from which this process has imported the notebook's modules.
+
+    After `os.chdir` an entry such as "" means another folder, but the kernel still has what it imported before. Such a
+    folder comes first if the module would be found elsewhere otherwise, else last.
+    """
+    folders = []
+    for entry in sys.path:
+        if isinstance(entry, str):  # Python ignores other objects, too.
+            # Python keeps for each entry the folder that it was when Python first looked there.
+            seen = getattr(sys.path_importer_cache.get(entry), "path", entry)
+            folders.append(os.path.normpath(os.path.join(_working_directory(), seen)))
+    homes: dict[str, bool] = {}
+    for name, module in list(sys.modules.items()):
+        if "." in name or name in ("__main__", "__mp_main__"):
+            continue
+        held = getattr(module, "__dict__", {})
+        place = str(next(iter(held.get("__path__") or ()), held.get("__file__")))
+        if place.startswith(os.sep) and not changed_modules.is_of_installation(place + os.sep):
+            home = str(Path(place).parent)
+            if home not in folders:
+                homes[home] = homes.get(home, False) or PathFinder.find_spec(name, folders) is not None
+    return [*filter(homes.get, homes), *folders, *(home for home, is_hidden in homes.items() if not is_hidden)]
+
+
+def _working_directory() -> str:
+    try:
+        return os.getcwd()
+    except OSError:  # It was removed, so that a relative entry names nothing.
+        return ""
 
 
 class AddedFolders:
-    """Entries of `sys.path` that are newer than this object."""
+    """Folders of the import path that are newer than this object."""
 
     def __init__(self) -> None:
-        self._begun = frozenset(_names(sys.path))
-        self._seen = list(sys.path)
+        self._begun = frozenset(import_folders())
+        self._seen: list[object] = []
         self._first: tuple[str, ...] = ()
         self._last: tuple[str, ...] = ()
 
     def look(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Return the new entries before all others, and the other new ones, as absolute paths."""
-        if sys.path != self._seen:
-            self._seen = list(sys.path)
-            entries = _names(self._seen)
-            first = list(itertools.takewhile(lambda entry: entry not in self._begun, entries))
-            last = [entry for entry in entries[len(first) :] if entry not in self._begun]
-            self._first, self._last = tuple(absolute_folders(first)), tuple(absolute_folders(last))
+        """Return the new folders before all others, and the other new ones."""
+        now = [*sys.path, _working_directory(), len(sys.modules)]
+        if now != self._seen:
+            self._seen, folders = now, import_folders()
+            self._first = tuple(itertools.takewhile(lambda folder: folder not in self._begun, folders))
+            self._last = tuple(folder for folder in folders[len(self._first) :] if folder not in self._begun)
         return self._first, self._last
-
-
-def _names(path: Iterable[object]) -> list[str]:
-    return [entry for entry in path if isinstance(entry, str)]  # Python ignores other objects, too.
-
-
-def absolute_folders(entries: Iterable[str]) -> list[str]:
-    """Return entries of `sys.path` as absolute paths.
-
-    A relative entry that names nothing in the working directory belongs to a folder that was it before: the one in
-    which the notebook has started, or one of those to which `%cd` has changed.
-    """
-    shell = running_shell()
-    try:
-        folders = [os.getcwd()]
-    except OSError:  # It was removed, so that a relative entry names nothing.
-        folders = [""]
-    if shell is not None:
-        folders += [getattr(shell, "starting_dir", ""), *map(str, shell.user_ns.get("_dh", ()))]
-    found = []
-    for entry in entries:
-        places = [os.path.normpath(os.path.join(folder, entry)) for folder in folders]
-        found.append(next(filter(os.path.exists, places), places[0]))
-    return found
