@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import types
 import warnings
 from typing import TYPE_CHECKING, Any, Literal
@@ -31,12 +32,6 @@ if TYPE_CHECKING:
         ShownRanks,
         StartMethod,
     )
-
-__all__ = [
-    "LaunchConfig",
-    "changed_options",
-    "load_accelerate_file",
-]
 
 MAX_ERROR = 1_000
 """Characters of an error about a settings file, whose values may be long."""
@@ -194,7 +189,9 @@ class LaunchConfig:
         known = [field.name for field in dataclasses.fields(cls)]
         for name in options:
             if name not in known:
-                raise ConfigError(_unknown_option(name, known))
+                close = difflib.get_close_matches(name, known, n=1)
+                hint = f"Did you mean {close[0]}=?" if close else "help(LaunchConfig) lists the options."
+                raise ConfigError(f"unknown option {name}=. {HINTS.get(name, hint)}")
         return dataclasses.replace(config or cls(), **options)
 
     @classmethod
@@ -257,7 +254,7 @@ class LaunchConfig:
 
     def __reduce__(self) -> tuple[Any, ...]:
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return _rebuild, ({**fields, "env": dict(self.env)},)
+        return functools.partial(LaunchConfig, **{**fields, "env": dict(self.env)}), ()
 
 
 def changed_options(config: LaunchConfig) -> dict[str, Any]:
@@ -274,13 +271,3 @@ def load_accelerate_file(path: str | os.PathLike[str] | None = None) -> tuple[La
         return LaunchConfig.build(None, file.options), file
     except ConfigError as error:
         raise ConfigError(f"{file.path}: {one_line(error, MAX_ERROR)}", field=error.field) from None
-
-
-def _rebuild(fields: dict[str, Any]) -> LaunchConfig:
-    return LaunchConfig(**fields)
-
-
-def _unknown_option(name: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(name, known, n=1)
-    hint = HINTS.get(name) or (f"Did you mean {close[0]}=?" if close else "help(LaunchConfig) lists the options.")
-    return f"unknown option {name}=. {hint}"

@@ -14,14 +14,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from notebook_launcher.messaging.board_layout import (
-    ACTIVITY,
-    COOPERATIVE,
-    HAS_SAFEPOINT,
-    LOSS_TOLD,
-    STOP_EACH,
-    STOP_FLAG,
-)
+from notebook_launcher.messaging import board_layout
 
 if TYPE_CHECKING:
     import mmap
@@ -32,33 +25,6 @@ if TYPE_CHECKING:
     from notebook_launcher.settings.training_settings import SettingName, TrainingSettings
     from notebook_launcher.training.recording.phases import PhaseClock
     from notebook_launcher.training.requests import Safepoint
-
-__all__ = [
-    "COMPUTING",
-    "ENDED",
-    "SAVING",
-    "WAITING",
-    "RandomStage",
-    "RankContext",
-    "RunStopped",
-    "activity",
-    "adopt",
-    "announce_checkpoint",
-    "begin_call",
-    "call_id",
-    "current",
-    "enter",
-    "enter_random_stage",
-    "newest_seeding",
-    "note_checkpoint",
-    "notify",
-    "notify_of_loss",
-    "random_stage",
-    "saved_checkpoints",
-    "setting",
-    "step_boundary",
-    "stop_requested",
-]
 
 PATIENCE = 2.0
 """Seconds without a backward after which a rank that is to stop expects no further update."""
@@ -131,13 +97,9 @@ class RankContext:
         """Return the present settings of the Accelerator that carries changes out; empty on other ranks than 0."""
         return {} if self.rank or self.safepoint is None else self.safepoint.settings()
 
-    def unread_settings(self) -> dict[str, Any]:
-        """Return the settings that the launch gives for training, if no Accelerator was made in this call."""
-        return {} if self.settings_are_read else self.settings.asked_for()
-
     def set_activity(self, activity: int) -> int:
         """Set what the rank does now: COMPUTING, WAITING, SAVING or ENDED. Return what it did before."""
-        at = ACTIVITY + self.rank
+        at = board_layout.ACTIVITY + self.rank
         before = self.board[at]
         self.board[at] = activity
         return before
@@ -151,7 +113,7 @@ class RankContext:
         return self._peers_in(ENDED)
 
     def _peers_in(self, activity: int) -> list[int]:
-        marks = self.board[ACTIVITY : ACTIVITY + self.num_processes]
+        marks = self.board[board_layout.ACTIVITY : board_layout.ACTIVITY + self.num_processes]
         return [rank for rank, mark in enumerate(marks) if mark == activity and rank != self.rank]
 
 
@@ -289,12 +251,12 @@ def notify_of_loss(loss: float, where: str) -> None:
     """
     context = _Current.context
     told = 0 if context is None else context.call_id % 255 + 1
-    if context is None or context.pid != os.getpid() or context.board[LOSS_TOLD] == told:
+    if context is None or context.pid != os.getpid() or context.board[board_layout.LOSS_TOLD] == told:
         return
     from notebook_launcher.messaging.messages import Notice  # as in `notify`
 
     # Before the send: ranks that get the NaN by a later collective see it, whichever line the kernel reads first.
-    context.board[LOSS_TOLD] = told
+    context.board[board_layout.LOSS_TOLD] = told
     context.send(Notice(text=f"rank {context.rank}: the loss is {loss} {where}", once="loss"))
 
 
@@ -312,30 +274,21 @@ def activity(kind: int) -> Iterator[None]:
         context.set_activity(before)
 
 
-def stop_requested() -> bool:
-    """Return True if the run was asked to stop; False outside a run."""
-    context = _Current.context
-    if context is None:
-        return False
-    context.board[COOPERATIVE + context.rank] = 1
-    return bool(context.board[STOP_FLAG])
-
-
 def step_boundary() -> None:
     """Raise KeyboardInterrupt if the run was asked to stop."""
     context = _Current.context
     if context is None:
         return
-    board, at = context.board, COOPERATIVE + context.rank
+    board, at = context.board, board_layout.COOPERATIVE + context.rank
     if not board[at]:  # All ranks write to this cache line, so each writes once.
         board[at] = 1
-    if board[STOP_FLAG] and context.pid == os.getpid() and not _has_an_update_ahead(context):
+    if board[board_layout.STOP_FLAG] and context.pid == os.getpid() and not _has_an_update_ahead(context):
         raise RunStopped
 
 
 def _has_an_update_ahead(context: RankContext) -> bool:
     """Return True if this rank should run on, because all ranks will stop together after a later update."""
-    if context.board[STOP_FLAG] == STOP_EACH or not context.board[HAS_SAFEPOINT]:
+    if context.board[board_layout.STOP_FLAG] == board_layout.STOP_EACH or not context.board[board_layout.HAS_SAFEPOINT]:
         return False
     safepoint, now = context.safepoint, time.monotonic()
     if safepoint is not None and safepoint.is_past_stop():

@@ -48,16 +48,13 @@ def _read_homes(package: str) -> dict[str, Home]:
     spec = importlib.util.find_spec(package)
     assert spec is not None
     source = spec.loader.get_source(package)  # type: ignore[union-attr] # both loaders of packages have it
-    blocks = [node for node in ast.parse(source).body if isinstance(node, ast.If) and _is_for_checkers(node.test)]
     homes: dict[str, Home] = {}
-    for statement in (statement for block in blocks for statement in block.body):
+    blocks = [node for node in ast.parse(source).body if isinstance(node, ast.If)]
+    for_checkers = [block for block in blocks if isinstance(block.test, ast.Name) and block.test.id == "TYPE_CHECKING"]
+    for statement in (statement for block in for_checkers for statement in block.body):
         match statement:
             case ast.ImportFrom(module=str(module), names=names):
                 homes |= {alias.asname or alias.name: Home(module, alias.name) for alias in names}
             case ast.Assign(targets=[ast.Name(id=alias)], value=ast.Name(id=name)):
                 homes[alias] = homes[name]
     return homes
-
-
-def _is_for_checkers(test: ast.expr) -> bool:
-    return isinstance(test, ast.Name) and test.id == "TYPE_CHECKING"

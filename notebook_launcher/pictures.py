@@ -16,8 +16,6 @@ from typing import Any
 from notebook_launcher.colours import INK, SERIES
 from notebook_launcher.wording import shape_of
 
-__all__ = ["Histogram", "Rates", "encode_picture"]
-
 PNG, SVG = "image/png", "image/svg+xml"
 MAX_SIDE = 1024
 """Pixels; a larger image is thinned to every second, third ... row and column."""

@@ -21,20 +21,6 @@ if TYPE_CHECKING:
 
     from notebook_launcher.context import RankContext
 
-__all__ = [
-    "LoopReport",
-    "encode_pictures",
-    "progress",
-    "report",
-    "report_pictures",
-    "report_table",
-    "report_values",
-    "send_values",
-    "track",
-    "tunable",
-    "updates_so_far",
-]
-
 T = TypeVar("T")
 
 # The functions that send a message import `messages` themselves: a notebook's first cell imports this module, and the

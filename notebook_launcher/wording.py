@@ -191,27 +191,16 @@ NAME_LENGTH = 40
 """Characters of a metric's name in a line of metrics."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Formats:
-    """Units, digits and words of the functions in this module."""
-
-    durations: tuple[tuple[float, str, int], ...] = ((1e6, "µs", 1000), (1e3, "ms", 1000), (1, "s", MINUTE))
-    """Each the number of its units in a second, its name, and the number of them from which the next unit is used."""
-    sizes: tuple[tuple[float, str], ...] = ((1e3, "kB"), (1e6, "MB"), (1e9, "GB"), (1e12, "TB"))
-    """Each the number of bytes in its unit, and the unit's name."""
-    unit_digits: int = 3
-    """Significant digits of a number with a unit."""
-    digits: int = 4
-    """Significant digits of a number without a unit."""
-    plain_range: tuple[float, float] = (1e-3, 1e6)
-    """Sizes of a number from which and up to which it is written without an exponent."""
-    not_a_number: str = "NaN"
-    infinity: str = "∞"
-    not_finite: str = "not finite"
-    """On the page, where the three kinds cannot be distinguished, because JSON has no word for any."""
-
-
-FORMATS = Formats()
+DURATIONS = ((1e6, "µs", 1000), (1e3, "ms", 1000), (1, "s", MINUTE))
+"""Each the number of its units in a second, its name, and the number of them from which the next unit is used."""
+SIZES = ((1e3, "kB"), (1e6, "MB"), (1e9, "GB"), (1e12, "TB"))
+"""Each the number of bytes in its unit, and the unit's name."""
+UNIT_DIGITS, DIGITS = 3, 4
+"""Significant digits of a number with a unit, and without one."""
+PLAIN_RANGE = (1e-3, 1e6)
+"""Sizes of a number from which and up to which it is written without an exponent."""
+NOT_FINITE = "not finite"
+"""On the page, where NaN and the infinities cannot be distinguished, because JSON has no word for any."""
 
 
 def format_seconds(seconds: float | None) -> str:
@@ -222,8 +211,8 @@ def format_seconds(seconds: float | None) -> str:
         return f"-{format_seconds(-seconds)}"
     if 0 < seconds < 1e-6:
         return "<1 µs"
-    for factor, unit, limit in FORMATS.durations:
-        rounded = _round(seconds * factor, FORMATS.unit_digits)
+    for factor, unit, limit in DURATIONS:
+        rounded = _round(seconds * factor, UNIT_DIGITS)
         if rounded < limit and (seconds or unit == "s"):
             return f"{rounded:g} {unit}"
     whole = math.floor(seconds + 0.5)
@@ -256,12 +245,12 @@ def format_bytes(number: float | None) -> str:
     whole = math.floor(number + 0.5)
     if whole < 1000:
         return plural(whole, "byte")
-    *smaller, (largest, name) = FORMATS.sizes
+    *smaller, (largest, name) = SIZES
     for size, unit in smaller:
-        rounded = _round(number / size, FORMATS.unit_digits)
+        rounded = _round(number / size, UNIT_DIGITS)
         if rounded < 1000:
             return f"{rounded:g} {unit}"
-    return f"{format_number(number / largest, FORMATS.unit_digits)} {name}"
+    return f"{format_number(number / largest, UNIT_DIGITS)} {name}"
 
 
 def format_share(share: float | None) -> str:
@@ -281,7 +270,7 @@ def format_rate(per_second: float | None) -> str:
     if per_second is None or not math.isfinite(per_second) or per_second <= 0:
         return ""
     if per_second >= 1:
-        return f"{format_number(per_second, FORMATS.unit_digits)} it/s"
+        return f"{format_number(per_second, UNIT_DIGITS)} it/s"
     return f"{format_seconds(1 / per_second)}/it"
 
 
@@ -290,7 +279,7 @@ def format_count(number: float | None) -> str:
     return "" if number is None or not math.isfinite(number) else f"{math.floor(number + 0.5):,}"
 
 
-def format_number(value: float | None, digits: int = FORMATS.digits) -> str:
+def format_number(value: float | None, digits: int = DIGITS) -> str:
     """Return `0.1234`, `12.35`, `1,235`, `1.235e-5`, `NaN` or `∞`; empty if unknown.
 
     Args:
@@ -300,12 +289,11 @@ def format_number(value: float | None, digits: int = FORMATS.digits) -> str:
     if value is None:
         return ""
     if not math.isfinite(value):
-        return FORMATS.not_a_number if math.isnan(value) else f"{'-' * (value < 0)}{FORMATS.infinity}"
+        return "NaN" if math.isnan(value) else f"{'-' * (value < 0)}∞"
     if value == 0:
         return "0"
     size = abs(value)
-    smallest, largest = FORMATS.plain_range
-    if not smallest <= size < largest:
+    if not PLAIN_RANGE[0] <= size < PLAIN_RANGE[1]:
         mantissa, _, exponent = f"{_decimal(value, digits):e}".partition("e")
         return f"{_without_zeros(mantissa)}e{int(exponent)}"
     if size >= 10 ** (digits - 1):

@@ -8,7 +8,6 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher import travel
 from notebook_launcher.config import LaunchConfig
 from notebook_launcher.errors import CallOrderError, ConfigError, RunFolderError, check_rank
 from notebook_launcher.history import encoding, run_files, run_folders
@@ -17,6 +16,7 @@ from notebook_launcher.history.folder_files import belongs_to_another, load_json
 from notebook_launcher.history.run_files import read_log_order, read_pictures
 from notebook_launcher.history.schema import RankSnapshot, RunMetrics, RunReader, RunSnapshot
 from notebook_launcher.tracebacks import for_caller
+from notebook_launcher.travel import random_states
 from notebook_launcher.wording import Listed, format_seconds, one_line, plural, recordable_variables
 
 if TYPE_CHECKING:
@@ -195,7 +195,7 @@ class RecordedRun(FolderReader):
             msg = f"{self.id} did not begin with random states of a kernel. {other}."
             raise for_caller(LookupError(msg))
         with self._blaming(run_folders.RANDOM):
-            travel.set_random_states(travel.decode_states(plain), use_gpu="torch" in sys.modules)
+            random_states.set_random_states(random_states.decode_states(plain), use_gpu="torch" in sys.modules)
 
     @property
     def config(self) -> LaunchConfig:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.ipython_shell import FRONT_END
 from notebook_launcher.messaging import messages
+from notebook_launcher.travel.cells import codes_in
 from notebook_launcher.travel.changed_modules import is_local, is_of_installation
 
 if TYPE_CHECKING:
@@ -149,7 +150,7 @@ def _look(value: Any, needed: set[str]) -> list[Any]:
         bases = [base for base in value.__mro__[1:] if base is not object]
         return [inner for used in (*vars(value).values(), *bases) for inner in _inside(used)]
     names, imported = set[str](), set[str]()
-    for code in _codes(value.__code__):
+    for code in codes_in(value.__code__):
         names.update(code.co_names)
         imported.update(name.partition(".")[0] for name in _imported_names(code))
     needed |= imported
@@ -184,13 +185,6 @@ def _inside(value: Any) -> Iterator[Any]:
         yield value
         if not isinstance(value, types.FunctionType | types.ModuleType | type):
             yield type(value)  # For an instance of a class of the notebook: its methods.
-
-
-def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _codes(constant)
 
 
 def _imported_names(code: types.CodeType) -> Iterator[str]:

@@ -45,14 +45,6 @@ def rank_command(start: RankStart) -> tuple[list[str], list[int]]:
     return command("rank.rank", fd), [start.channel_fd, start.stdout_fd, start.stderr_fd, start.board_fd, fd]
 
 
-def read_rank_start(fd: int) -> RankStart:
-    """Return the `RankStart` that `rank_command` wrote."""
-    with open(fd, "rb") as file:
-        file.seek(0)
-        start: RankStart = pickle.load(file)
-    return start
-
-
 def enter_kernel_surroundings(setup: messages.Setup) -> None:
     """Set environment, import path, arguments and working directory to the kernel's values at the launch."""
     given, own = (environ.get(WARNINGS, "") for environ in (setup.environ, os.environ))

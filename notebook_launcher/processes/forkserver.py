@@ -113,7 +113,7 @@ class _Server:
         """True in a deputy, or a server that could not stay one, that takes no more launches."""
         self._is_done = False
         """True once the kernel is gone, and in a forked child."""
-        self._become: Callable[[], None] = _nothing
+        self._become: Callable[[], None] = lambda: None
         """In a forked child: its life as a supervisor or a host."""
         self._kernel_pidfd = -1
         """The pidfd of the kernel; -1 if the kernel is gone, or the system has no pidfds."""
@@ -138,11 +138,12 @@ class _Server:
         In a forked child, return its life, as a supervisor or a host: by returning, the child sheds the server's
         frames, which would otherwise appear in its every traceback.
         """
-        while self._is_needed:
+        while not self._is_done and (self._children or not self._is_retired):
             if self._queue:
                 self._on_request(*self._queue.popleft())
                 continue
-            _freeze()
+            gc.collect()
+            gc.freeze()  # Objects that are never collected are never written to, so their pages stay shared.
             events = self._selector.select(self._due())
             if not events:
                 self._on_calm()
@@ -277,10 +278,6 @@ class _Server:
                 self._selector.unregister(fds[0])
                 for fd in fds:
                     os.close(fd)
-
-    @property
-    def _is_needed(self) -> bool:
-        return not self._is_done and (not self._is_retired or bool(self._children))
 
     def _import(self, names: list[str], waiting: list[Request]) -> None:
         """Import modules, while a fork of this process serves in its place, or for good if the imports go wrong.
@@ -425,16 +422,6 @@ class _ServerAtWork:
         for _, fds in (*self.waiting, *self.held):
             for fd in fds:
                 os.close(fd)
-
-
-def _nothing() -> None:
-    """Do nothing: the role of a server that is done."""
-
-
-def _freeze() -> None:
-    # Objects that are never collected are never written to, so their pages stay shared.
-    gc.collect()
-    gc.freeze()
 
 
 def _run_host(module: str, host_fd: int) -> None:

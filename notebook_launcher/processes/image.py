@@ -270,9 +270,6 @@ def _work_a_little() -> None:
 @contextlib.contextmanager
 def _environment(environ: dict[str, str]) -> Iterator[None]:
     """Have the kernel's environment, by which some modules set themselves up when they are imported."""
-    if not environ:
-        yield
-        return
     before = dict(os.environ)
     os.environ.update(environ)
     os.environ["OPENBLAS_NUM_THREADS"] = "1"  # No pool of threads: a rank sets its own number.
@@ -313,11 +310,8 @@ def _warnings_unshown() -> Iterator[None]:
 
     The filters stay, because modules add some of their own.
     """
-
-    def unshown(*_: Any, **__: Any) -> None:
-        pass
-
-    before, warnings.showwarning = warnings.showwarning, unshown
+    before, unshown = warnings.showwarning, lambda *_, **__: None
+    warnings.showwarning = unshown
     try:
         yield
     finally:

@@ -15,45 +15,10 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.errors import CaptureError, ResourceError, ReturnValueError
-from notebook_launcher.travel.changed_modules import importers_of, stale_modules
-from notebook_launcher.travel.function_call import FunctionCall
-from notebook_launcher.travel.namespace import (
-    HomeUnpickler,
-    KnownClassesUnpickler,
-    Overwritten,
-    SharedNames,
-    note_inherited,
-    noting_names_of,
-    unpack_definitions,
-)
-from notebook_launcher.travel.parcel import Notes, ParcelWriter, open_parcel, read_notes
-from notebook_launcher.travel.pickling import (
-    CallPickler,
-    ExceptionPickler,
-    MakePickler,
-    SharingCallPickler,
-    TravelPickler,
-    ValuePickler,
-    pickling_error,
-)
-from notebook_launcher.travel.random_states import (
-    begin_random,
-    decode_states,
-    describe_copies,
-    describe_random,
-    encode_states,
-    read_random_states,
-    set_random_states,
-)
-from notebook_launcher.travel.replacements import (
-    Call,
-    Place,
-    ReplacedAttributes,
-    Replacement,
-    Replacer,
-    replaced_attributes_of,
-)
-from notebook_launcher.travel.settings import KernelSettings, SetupStep, SetupSteps, read_settings
+from notebook_launcher.travel import changed_modules, namespace, pickling, replacements, settings
+from notebook_launcher.travel.function_call import FunctionCall as FunctionCall
+from notebook_launcher.travel.parcel import Notes, ParcelWriter, open_parcel
+from notebook_launcher.travel.replacements import ReplacedAttributes, Replacement, Replacer, replaced_attributes_of
 from notebook_launcher.travel.unpicklable import Part, find_unpicklable, largest_parts
 from notebook_launcher.wording import format_bytes, format_seconds
 
@@ -62,33 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from notebook_launcher.messaging.channel import AnonymousFile
-
-__all__ = [
-    "FunctionCall",
-    "KernelSettings",
-    "Notes",
-    "Replacer",
-    "SetupStep",
-    "SetupSteps",
-    "begin_random",
-    "decode_states",
-    "describe_copies",
-    "describe_random",
-    "encode_states",
-    "note_inherited",
-    "pack_call",
-    "pack_exception",
-    "pack_value",
-    "read_notes",
-    "read_random_states",
-    "read_settings",
-    "repeated_calls",
-    "set_random_states",
-    "stale_modules",
-    "unpack_call",
-    "unpack_exception",
-    "unpack_value",
-]
 
 SECONDS_PER_GB = 0.5
 """Time of a copy into shared memory, measured; the first write to such memory takes longer on some machines."""
@@ -118,9 +56,9 @@ def pack_call(
         *(Part(step.run, root=step.what) for step in call.steps),
         *(Part(v, functions=(step.what,), root=name) for step in call.steps for name, v in step.variables.items()),
     ]
-    make_pickler: Callable[..., CallPickler] = CallPickler
+    make_pickler: Callable[..., pickling.CallPickler] = pickling.CallPickler
     if any(step.shared for step in call.steps):
-        make_pickler = functools.partial(SharingCallPickler, shared=SharedNames(call.steps))
+        make_pickler = functools.partial(pickling.SharingCallPickler, shared=namespace.SharedNames(call.steps))
     replaced = replaced_attributes_of(os.getpid())
     replacements, left = replaced.look(), _describe_calls(replaced)
     if replaced.has_unable:
@@ -153,7 +91,7 @@ def _pickle_call(
     parcel: ParcelWriter,
     roots: list[Part],
     call: FunctionCall,
-    make_pickler: Callable[..., CallPickler],
+    make_pickler: Callable[..., pickling.CallPickler],
     replacements: list[Replacement],
     left: tuple[str, ...],
 ) -> Notes:
@@ -163,18 +101,18 @@ def _pickle_call(
 
     def dump_with_definitions(part: object) -> None:
         pickler.dump(part)
-        pickler.dump(pickler.definitions.pack(lambda outer: pickling_error(outer, make_pickler) is None))
+        pickler.dump(pickler.definitions.pack(lambda outer: pickling.pickling_error(outer, make_pickler) is None))
 
     try:
-        pickler.dump(read_settings(replaced.called))
+        pickler.dump(settings.read_settings(replaced.called))
         pickler.dump(len(call.steps))
         for step in call.steps:  # Each may use what the one before it has defined in the rank.
             dump_with_definitions(step)
         pickler.dump([tuple(replacement.place) for replacement in replacements])
         pickler.dump([tuple(replacement)[1:] for replacement in replacements])
         dump_with_definitions(call[:3])
-        pickler.dump(importers_of(pickler.modules))
-        changed = (each.place for each in replacements if not replaced.is_registered(each.place))
+        pickler.dump(changed_modules.importers_of(pickler.modules))
+        changed = (each.place for each in replacements if each.place not in replaced.registered)
         new = replaced.untold([*changed, *replaced.owners])
         return Notes(tuple(sorted(pickler.modules)), tuple(map(str, new)), left)
     except ResourceError:
@@ -188,7 +126,7 @@ def _pickle_call(
         raise CaptureError(message) from error
 
 
-def _describe_large(size: int, roots: list[Part], make_pickler: MakePickler) -> str:
+def _describe_large(size: int, roots: list[Part], make_pickler: pickling.MakePickler) -> str:
     largest = largest_parts(roots, make_pickler)
     return (
         f"{format_bytes(size)} of the notebook's data travel to the ranks{largest and f'; {largest}'}. They are copied "
@@ -207,15 +145,15 @@ def _describe_calls(replaced: ReplacedAttributes) -> tuple[str, ...]:
     return (f"{done} in the notebook. If the function needs it, run it in a `%%everywhere` cell",)
 
 
-def repeated_calls() -> list[Call]:
+def repeated_calls() -> list[replacements.Call]:
     """Return the calls that register something where no search finds it, such as a codec, and that ranks repeat."""
     replaced = replaced_attributes_of(os.getpid())
     replaced.read()
-    return replaced.repeated(lambda values: pickling_error(values, CallPickler) is None)
+    return replaced.repeated(lambda values: pickling.pickling_error(values, pickling.CallPickler) is None)
 
 
 def _able_to_travel(
-    replaced: ReplacedAttributes, replacements: list[Replacement], make_pickler: MakePickler
+    replaced: ReplacedAttributes, replacements: list[Replacement], make_pickler: pickling.MakePickler
 ) -> tuple[list[Replacement], tuple[str, ...]]:
     """Return the replacements whose values can travel; and of the others, the reason at the first time.
 
@@ -223,21 +161,19 @@ def _able_to_travel(
     """
     able, left = [], []
     for replacement in replacements:
-        if replacement.is_deleted or pickling_error(tuple(replacement), make_pickler) is None:
+        if replacement.is_deleted or pickling.pickling_error(tuple(replacement), make_pickler) is None:
             able.append(replacement)
         elif replaced.untold([replacement.place]):
             found = find_unpicklable([Part(replacement.value, root=str(replacement.place))], make_pickler)
             reason = found.in_call() if found else str(replacement.place)
-            way_out = " Or run the cell that registers it by `%%everywhere`." * replaced.is_registered(
-                replacement.place
-            )
-            left.append(reason + way_out)
+            is_registered = replacement.place in replaced.registered
+            left.append(reason + " Or run the cell that registers it by `%%everywhere`." * is_registered)
     replaced.has_unable = len(able) < len(replacements)
     return able, tuple(left)
 
 
 @contextlib.contextmanager
-def _naming_what_is_large(roots: list[Part], make_pickler: MakePickler) -> Iterator[None]:
+def _naming_what_is_large(roots: list[Part], make_pickler: pickling.MakePickler) -> Iterator[None]:
     try:
         yield
     except ResourceError as error:
@@ -250,7 +186,7 @@ def unpack_call(
     *,
     follow_settings: Callable[[dict[str, Any]], None] = lambda _: None,
     replacer: Replacer | None = None,
-    run_step: Callable[[SetupStep], None] = lambda _: None,
+    run_step: Callable[[settings.SetupStep], None] = lambda _: None,
 ) -> tuple[FunctionCall, list[str]]:
     """Unpack a call in a rank, and install the notebook's definitions in its `__main__`.
 
@@ -266,23 +202,23 @@ def unpack_call(
     Raises:
         Exception: An import or the rebuilding of an object failed, for example with ModuleNotFoundError; or a step did.
     """
-    parcel, overwritten = open_parcel(fd), Overwritten()
-    unpickler = KnownClassesUnpickler(parcel.file, buffers=parcel.buffers)
+    parcel, overwritten = open_parcel(fd), namespace.Overwritten()
+    unpickler = namespace.KnownClassesUnpickler(parcel.file, buffers=parcel.buffers)
     follow_settings(unpickler.load())
     for _ in range(unpickler.load()):
         step = unpickler.load()
-        unpack_definitions(unpickler.load())
-        with noting_names_of(step):
+        namespace.unpack_definitions(unpickler.load())
+        with namespace.noting_names_of(step):
             run_step(step)
     _replace(replacer or Replacer(), unpickler, parcel.notes)
     call = FunctionCall(*unpickler.load())
-    unpack_definitions(unpickler.load())
+    namespace.unpack_definitions(unpickler.load())
     _import_for_effect(unpickler.load())
     return call, overwritten.names()
 
 
 def _replace(replacer: Replacer, unpickler: pickle.Unpickler, notes: Notes) -> None:
-    places = [Place(*place) for place in unpickler.load()]
+    places = [replacements.Place(*place) for place in unpickler.load()]
     replacer.put_back(except_for=places)
     values = unpickler.load()
     if not places:
@@ -297,24 +233,21 @@ def _import_for_effect(names: Iterable[str]) -> None:
             importlib.import_module(name)
 
 
-def pack_value(value: object, what: str = "return value") -> int:
-    """Pack the value that the function returned; `what` names it in errors.
+def pack_value(value: object) -> int:
+    """Pack the value that the function returned.
 
     Raises:
         ReturnValueError: A part of the value cannot travel; the message holds the path inside the value.
         ResourceError: Memory is short.
     """
     try:
-        return _pack(value, ValuePickler, what)
+        return _pack(value, pickling.ValuePickler, "return value")
     except ResourceError:
         raise
     except Exception as error:
-        unpicklable = find_unpicklable([Part(value, root="result")], ValuePickler)
-        raise ReturnValueError(
-            unpicklable.in_value(what)
-            if unpicklable
-            else f"the {what} cannot travel: {error}. Return plain data: numbers, strings, dicts, tensors."
-        ) from error
+        unpicklable = find_unpicklable([Part(value, root="result")], pickling.ValuePickler)
+        message = f"the return value cannot travel: {error}. Return plain data: numbers, strings, dicts, tensors."
+        raise ReturnValueError(unpicklable.in_value() if unpicklable else message) from error
 
 
 def unpack_value(fd: int) -> Any:
@@ -334,7 +267,7 @@ def pack_exception(exc: BaseException) -> int | None:
     Attributes that cannot travel are left out, and named in the exception's notes.
     """
     try:
-        return _pack(exc, ExceptionPickler, "exception")
+        return _pack(exc, pickling.ExceptionPickler, "exception")
     except Exception:  # the exception's report, which is plain data, travels in any case
         return None
 
@@ -348,7 +281,7 @@ def unpack_exception(fd: int) -> BaseException | None:
     return exc if isinstance(exc, BaseException) else None
 
 
-def _pack(value: object, make_pickler: type[TravelPickler], what: str) -> int:
+def _pack(value: object, make_pickler: type[pickling.TravelPickler], what: str) -> int:
     parcel = ParcelWriter("value", what=f"the {what} needs")
     try:
         make_pickler(parcel, parcel.add_buffer).dump(value)
@@ -359,4 +292,4 @@ def _pack(value: object, make_pickler: type[TravelPickler], what: str) -> int:
 
 def _unpack(fd: int) -> Any:
     parcel = open_parcel(fd)
-    return HomeUnpickler(parcel.file, buffers=parcel.buffers).load()
+    return namespace.HomeUnpickler(parcel.file, buffers=parcel.buffers).load()

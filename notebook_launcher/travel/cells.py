@@ -5,12 +5,13 @@ from __future__ import annotations
 import ast
 import contextlib
 import linecache
+import types
 from typing import TYPE_CHECKING, TypeAlias
 
 from notebook_launcher.ipython_shell import running_shell
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
 MAGIC = "get_ipython().run_cell_magic("
 """The beginning of a cell whose first line was a magic."""
@@ -21,7 +22,9 @@ Cells: TypeAlias = "dict[str, tuple[str, list[str]]]"
 
 def pack_cells(filenames: Iterable[str]) -> Cells:
     """Return the cells among these files."""
-    return {name: (shown_file(name), lines) for name in filenames if (lines := _lines_in_memory(name))}
+    in_memory = {name for name, entry in list(linecache.cache.items()) if len(entry) == 1 or entry[1] is None}
+    lines_of = {name: linecache.getlines(name) for name in in_memory.intersection(filenames)}
+    return {name: (shown_file(name), lines) for name, lines in lines_of.items() if lines}
 
 
 def keep_lines(cells: Cells) -> None:
@@ -85,6 +88,14 @@ def _names_set(source: str) -> set[str]:
     return names
 
 
+def codes_in(code: types.CodeType) -> Iterator[types.CodeType]:
+    """Yield code, and the code of all functions and classes inside it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from codes_in(constant)
+
+
 def source_line(filename: str, number: int) -> str:
     """Return a line of code, counted from 1, without the spaces around it; empty if it is not known here.
 
@@ -98,10 +109,3 @@ def source_line(filename: str, number: int) -> str:
             lines = ["", "", *body.splitlines()]  # Line 1 is the magic, and there is no line 0.
             return lines[number].strip() if number < len(lines) else ""
     return line
-
-
-def _lines_in_memory(filename: str) -> list[str]:
-    entry = linecache.cache.get(filename)
-    if entry is None or (len(entry) > 1 and entry[1] is not None):
-        return []
-    return linecache.getlines(filename)

@@ -1,8 +1,7 @@
 """Finds modules beside the notebook that changed on disk since the kernel imported them.
 
 Modules travel by name, so the ranks run the file as it is now while the kernel still runs the earlier version. A change
-is detected by the code of the module's functions, by plain values that the file assigns, and by the compiled file if it
-was made from a source of another size or time.
+is detected by the code of the module's functions, and by plain values that the file assigns.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import collections
 import contextlib
 import functools
 import importlib.machinery
-import importlib.util
 import os
 import site
 import sys
@@ -24,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from notebook_launcher.tracebacks import PACKAGE_FOLDER
+from notebook_launcher.travel import cells
 from notebook_launcher.travel.parcel import read_notes
 from notebook_launcher.travel.replacements import replaced_attributes_of
 
@@ -105,31 +104,16 @@ def _has_changed(module: types.ModuleType) -> bool:
         return False
     path = str(module.__file__)
     try:
-        stat = os.stat(path)
-        present = compile(Path(path).read_bytes(), path, "exec", dont_inherit=True)
+        is_new = os.stat(path).st_mtime >= psutil.Process().create_time()  # That may be a second early.
+        tree = ast.parse(Path(path).read_bytes(), path)
+        present = compile(tree, path, "exec", dont_inherit=True)
     except (OSError, SyntaxError, ValueError):
         return True
-    compiled = _compiled_from_another(path, stat)
-    if compiled is not None and _shape_of_body(compiled) != _shape_of_body(present):
+    # Other code has set the values if the file is older than this process.
+    if is_new and _has_other_values(module, tree):
         return True
-    if _has_other_values(module, path, stat):
-        return True
-    shapes = set(map(_shape, _nested_codes(present)))
+    shapes = set(map(_shape, cells.codes_in(present)))
     return any(_shape(f.__code__) not in shapes for f in _functions(module) if f.__code__.co_filename == path)
-
-
-def _compiled_from_another(path: str, stat: os.stat_result) -> types.CodeType | None:
-    """Return the code of the compiled file if it was made from a source of another time or size."""
-    try:
-        file = importlib.util.cache_from_source(path)
-        compiled = Path(file).read_bytes()
-        code = importlib.machinery.SourcelessFileLoader("", file).get_code("")
-    except (OSError, ImportError, EOFError, ValueError, NotImplementedError):
-        return None
-    # Bytes 4-8 are zero for a compiled file that records time and size, and not a hash.
-    mtime, size = (int.from_bytes(compiled[i : i + 4], "little") for i in (8, 12))
-    same = (mtime, size) == (int(stat.st_mtime) & 0xFFFFFFFF, stat.st_size & 0xFFFFFFFF)
-    return None if same or compiled[4:8] != bytes(4) else code
 
 
 def _functions(module: types.ModuleType) -> Iterator[types.FunctionType]:
@@ -149,32 +133,16 @@ def _shape(code: types.CodeType) -> tuple[Any, ...]:
     return code.co_name, code.co_code, code.co_names, code.co_varnames, code.co_argcount, consts
 
 
-def _shape_of_body(code: types.CodeType) -> tuple[Any, ...]:
-    """Return the shape of a module's top-level code, without its functions and classes."""
-    consts = tuple((type(c), c) for c in code.co_consts if not isinstance(c, types.CodeType))
-    return code.co_code, code.co_names, consts
-
-
-def _nested_codes(code: types.CodeType) -> Iterator[types.CodeType]:
-    for const in code.co_consts:
-        if isinstance(const, types.CodeType):
-            yield const
-            yield from _nested_codes(const)
-
-
-def _has_other_values(module: types.ModuleType, path: str, stat: os.stat_result) -> bool:
-    """Return True if the file is newer than this process, and gives variables other values than the module has.
+def _has_other_values(module: types.ModuleType, tree: ast.Module) -> bool:
+    """Return True if the file gives variables other values than the module has.
 
     A variable that a cell has assigned does not count, and neither does one that functions of the module assign
     themselves (`global`), or that its code assigns twice.
     """
-    if stat.st_mtime < psutil.Process().create_time():
-        return False  # Other code has set them. (The time of the process may be a second early.)
     present, assigned = vars(module), replaced_attributes_of(os.getpid()).assigned_in(module.__name__)
-    written = _written_values(path, stat.st_mtime_ns, stat.st_size)
     return any(
         name in present and name not in assigned and not _is_same(present[name], value)
-        for name, value in written.items()
+        for name, value in _written_values(tree).items()
     )
 
 
@@ -186,10 +154,8 @@ def _is_same(present: Any, written: Any) -> bool:
     return type(present) is type(written) and bool(present == written)
 
 
-@functools.lru_cache(maxsize=256)
-def _written_values(path: str, mtime: int, size: int) -> Mapping[str, Any]:  # noqa: ARG001 - they name the version
+def _written_values(tree: ast.Module) -> Mapping[str, Any]:
     """Return the plain values that a file assigns once to public variables at its top level."""
-    tree = ast.parse(Path(path).read_bytes(), path)
     values: dict[str, Any] = {}
     for statement in tree.body:
         match statement:

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 
-__all__ = ["MAIN", "SHELL", "Kind", "describe_object", "kind_of_type", "type_name"]
-
 MAIN = frozenset({"__main__", "__mp_main__"})
 """Names of the module of the notebook or script; multiprocessing gives the second in the children that it spawns."""
 

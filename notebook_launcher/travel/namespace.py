@@ -113,7 +113,9 @@ class Overwritten:
         arrived = {
             name: value
             for name, value in namespace.items()
-            if not _is_the_modules_own(name) and (name not in self._before or self._before[name] is not value)
+            # A function that uses `__name__` brings that name along. The book has such a name too.
+            if not (name.startswith("__") and name.endswith("__"))
+            and (name not in self._before or self._before[name] is not value)
         }
         lost = {
             name
@@ -123,11 +125,6 @@ class Overwritten:
         book.value_ids.update((name, id(value)) for name, value in arrived.items())
         book.reported |= lost
         return sorted(lost)
-
-
-def _is_the_modules_own(name: str) -> bool:
-    # A function that uses `__name__` brings that name along. The book has such a name too.
-    return name.startswith("__") and name.endswith("__")
 
 
 def note_inherited() -> None:

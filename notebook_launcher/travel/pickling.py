@@ -70,7 +70,7 @@ class TravelPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle h
         elif reduced := reductions.reduce_special(obj) or self.reduce_of_library(obj):
             return reduced
         elif _is_standard_stream(obj):
-            return _standard_stream, ("stderr" if obj is sys.stderr else "stdout",)
+            return getattr, (sys, "stderr" if obj is sys.stderr else "stdout")
         elif "torch" in sys.modules:
             reduced = self._reduce_storage(obj)
             if reduced is not None:
@@ -128,7 +128,7 @@ class TravelPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle h
         if first is not obj:
             return _same, (first,)
         if obj.device.type == "meta":
-            return _rebuild_meta, (obj.nbytes(),)
+            return functools.partial(torch.UntypedStorage, obj.nbytes(), device="meta"), ()
         storage = obj if obj.device.type == "cpu" else obj.cpu()
         memory = (ctypes.c_ubyte * storage.nbytes()).from_address(storage.data_ptr())
         memory.owner = storage  # type: ignore[attr-defined]  # as long as a buffer is held, so is this
@@ -228,16 +228,10 @@ class _ByteCounter(io.RawIOBase):
 
 def pickling_error(value: object, make_pickler: MakePickler) -> Exception | None:
     """Return the error that pickling a value raises; None if the value can be pickled."""
-    return _rehearse(value, make_pickler)[1]
+    return rehearse(value, make_pickler)[1]
 
 
-def parcel_size_of(value: object, make_pickler: MakePickler) -> int:
-    """Return how many bytes a value takes in a parcel; 0 if it cannot travel."""
-    size, error = _rehearse(value, make_pickler)
-    return size if error is None else 0
-
-
-def _rehearse(value: object, make_pickler: MakePickler) -> tuple[int, Exception | None]:
+def rehearse(value: object, make_pickler: MakePickler) -> tuple[int, Exception | None]:
     """Pickle a value without keeping a byte; return the number of bytes, and the error that ended it or None."""
     counter = _ByteCounter()
     try:
@@ -260,10 +254,6 @@ def _is_local(definition: Any) -> bool:
 
 def _is_standard_stream(obj: object) -> bool:
     return obj is sys.stdout or obj is sys.stderr
-
-
-def _standard_stream(name: str) -> Any:
-    return getattr(sys, name)
 
 
 def _rebuild_cached(maxsize: int | None, typed: bool, function: Callable[..., Any]) -> Any:
@@ -301,9 +291,3 @@ def _tensor_v3_rebuilder() -> Callable[..., Any]:
         return rebuild_tensor(_rebuild_typed(storage, torch.uint8), *args)
 
     return rebuild
-
-
-def _rebuild_meta(num_bytes: int) -> torch.UntypedStorage:
-    import torch
-
-    return torch.UntypedStorage(num_bytes, device="meta")

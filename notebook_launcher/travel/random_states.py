@@ -163,7 +163,8 @@ OPTUNA = {"trial": "optuna.trial", "study": "optuna.study"}
 def describe_copies(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, num_ranks: int) -> str:
     """Return the notices about copies that travel with a call to so many ranks; nothing if there are none."""
     lines = []
-    if num_ranks > 1 and (found := find_generators(function, args, kwargs)):
+    # Generators in other objects are left out, because the generator of a data loader must be equal on all ranks.
+    if num_ranks > 1 and (found := _find(function, args, kwargs, lambda value: _kind(value) is not None)):
         ways = dict.fromkeys(OWN_GENERATORS[kind] for each in found.values() if (kind := _kind(each)) is not None)
         lines.append(
             f"{', '.join(found)}: every rank gets an equal copy of this random number generator, so all ranks draw the "
@@ -190,18 +191,10 @@ def _kept_in_memory(value: Any) -> str:
     return ""
 
 
-def find_generators(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the generators that a call brings along, by name, including those in lists, tuples and dicts.
-
-    Generators in other objects are left out, because the generator of a data loader must be equal on all ranks.
-    """
-    return _find(function, args, kwargs, lambda value: _kind(value) is not None)
-
-
 def _find(
     function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], wanted: Callable[[Any], object]
 ) -> dict[str, Any]:
-    """Return the objects that a call brings along and for which `wanted` is true, by name."""
+    """Return the objects that a call brings along and for which `wanted` is true, by name; also in plain containers."""
     while isinstance(function, functools.partial):
         function, args, kwargs = function.func, (*function.args, *args), {**function.keywords, **kwargs}
     names = {f"args[{at}]": value for at, value in enumerate(args)} | dict(kwargs)

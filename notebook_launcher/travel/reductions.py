@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from cloudpickle.cloudpickle import _code_reduce as reduce_code
 
+from notebook_launcher.travel import cells
 from notebook_launcher.travel.kinds import MAIN
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def reduce_compiled(function: types.FunctionType) -> tuple[Any, ...] | None:
     if original is None or "self" not in function.__code__.co_freevars:
         return None
     cell = (function.__closure__ or ())[function.__code__.co_freevars.index("self")]
-    return _compile, (cell.cell_contents, original)
+    return cell.cell_contents, (original,)
 
 
 def mend_class(cls: type, reduced: Any) -> None:
@@ -85,9 +86,9 @@ def _reduce_weak_dict(obj: Any) -> tuple[Any, ...]:
 def _reduce_method(method: types.MethodType) -> tuple[Any, ...] | None:
     # In a kernel `input` and `getpass` are methods of the kernel; a rank has its own versions, which ask the cell.
     if method == builtins.input:
-        return _builtin, ("input",)
+        return getattr, (builtins, "input")
     if "getpass" in sys.modules and method == sys.modules["getpass"].getpass:
-        return _getpass, ()
+        return getattr, (sys.modules["getpass"], "getpass")
     return None
 
 
@@ -108,7 +109,7 @@ def _reduce_code(code: types.CodeType) -> tuple[Any, ...]:
 def _reduce_capsule(obj: Any) -> tuple[Any, ...] | None:
     # pybind11 keeps one among the builtins, up to torch 2.6; the namespace of a module holds the builtins.
     name = next((name for name, value in vars(builtins).items() if value is obj), None)
-    return None if name is None else (_builtin, (name,))
+    return None if name is None else (getattr, (builtins, name, None))
 
 
 _REDUCTIONS: dict[type, Callable[[Any], tuple[Any, ...] | None]] = {
@@ -141,20 +142,6 @@ def _parameters(cls: Callable[[str], Any], name: str, module: str) -> Any:
     made = cls(name)
     made.__module__ = module
     return made
-
-
-def _builtin(name: str) -> Any:
-    return getattr(builtins, name, None)
-
-
-def _getpass() -> Any:
-    import getpass
-
-    return getpass.getpass
-
-
-def _compile(settings: Callable[[Any], Any], function: Any) -> Any:
-    return settings(function)
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -209,18 +196,11 @@ def operators_named(function: types.FunctionType) -> Iterator[Any]:
     made = getattr(sys.modules.get(OPERATORS), "OPDEFS", None)
     if not made:
         return
-    names = set(_names_in(function.__code__))
+    names = {name for code in cells.codes_in(function.__code__) for name in code.co_names}
     if "ops" in names:
         for operator in list(made.values()):
             if _is_of_a_cell(operator) and {operator._namespace, operator._name} <= names:  # noqa: SLF001
                 yield operator
-
-
-def _names_in(code: types.CodeType) -> Iterator[str]:
-    yield from code.co_names
-    for const in code.co_consts:
-        if isinstance(const, types.CodeType):
-            yield from _names_in(const)
 
 
 def _is_of_a_cell(operator: Any) -> bool:
@@ -313,11 +293,7 @@ def _reduce_parametrized(module: Any) -> tuple[Any, ...] | None:
         return None
     cls = parametrize.type_before_parametrizations(module)
     state = getattr(cls, "__getstate__", vars)(module)
-    return _new_bare, (cls,), state, None, None, _parametrize
-
-
-def _new_bare(cls: Any) -> Any:
-    return cls.__new__(cls)
+    return object.__new__, (cls,), state, None, None, _parametrize
 
 
 def _parametrize(module: Any, state: dict[str, Any]) -> None:
@@ -407,13 +383,9 @@ def reduce_exception(exc: BaseException) -> tuple[Any, tuple[Any, ...], dict[str
     if not isinstance(reduced, tuple) or reduced[0] is not cls:
         return None
     state = reduced[2] if len(reduced) > 2 else None
-    slots = {name: getattr(exc, name) for name in _slot_names(cls) if hasattr(exc, name)}
+    names = copyreg._slotnames(cls)  # type: ignore[attr-defined]  # noqa: SLF001 - as pickle does
+    slots = {name: getattr(exc, name) for name in names if hasattr(exc, name)}
     return rebuild_exception, (cls, reduced[1]), {**slots, **(state or {})}
-
-
-def _slot_names(cls: type) -> list[str]:
-    names: list[str] = copyreg._slotnames(cls)  # type: ignore[attr-defined]  # noqa: SLF001 - as pickle does
-    return names
 
 
 def rebuild_exception(cls: type[BaseException], args: tuple[Any, ...]) -> BaseException:

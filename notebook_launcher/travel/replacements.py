@@ -26,23 +26,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 from notebook_launcher.ipython_shell import FRONT_END, running_shell
-from notebook_launcher.travel import namespace
-from notebook_launcher.travel.cell_code import (
-    ANYTHING,
-    ASSIGNED,
-    DECORATED,
-    OF_TORCH,
-    Attributes,
-    Code,
-    Contents,
-    Member,
-    Overload,
-    Registration,
-    Step,
-    Store,
-    Subclass,
-    read_code,
-)
+from notebook_launcher.travel import cell_code, namespace
+from notebook_launcher.travel.cell_code import Attributes, Code, Contents, Member, Overload, Step, Store, Subclass
 from notebook_launcher.travel.registrations import NOT_REGISTRIES, find_registrations, has_own_name, top_level
 
 if TYPE_CHECKING:
@@ -123,7 +108,7 @@ class ReplacedAttributes:
         """Places that cells have assigned; True if the code that did so was a deletion."""
         self._scanned: dict[Place, None] = {}
         """Places where a scan has found something of the notebook."""
-        self._registered: dict[Place, None] = {}
+        self.registered: dict[Place, None] = {}
         """Places in registries, where cells have put something of the notebook by calls."""
         self._calls: dict[str, Call] = {}
         """Calls that have registered what no search finds, by their text."""
@@ -144,15 +129,15 @@ class ReplacedAttributes:
         sources = _sources()
         if sources is None or not self._num_read <= len(sources):
             self._num_read = 0  # There is no history, or it was reset.
-        new = [read_code(source) for source in (sources or [])[self._num_read :]]
+        new = [cell_code.read_code(source) for source in (sources or [])[self._num_read :]]
         is_first = not self._num_read
         is_lambda_kept = functools.cache(_is_lambda_kept)
         may_have_replaced = [self._note(code, is_lambda_kept) for code in new]
         reached: list[Any] = []
         if given := [value for code in new for value in self._registered_by(code)]:
             places, reached = find_registrations(given)
-            self._registered.update(dict.fromkeys(Place(*found) for found in places))
-        if any(may_have_replaced) or (is_first and _has_definitions()):
+            self.registered.update(dict.fromkeys(Place(*found) for found in places))
+        if any(may_have_replaced) or (is_first and any(map(_is_notebooks, list(namespace.main_globals().values())))):
             self._scanned.update(dict.fromkeys(_scan()))
         for at, code in enumerate(new, self._num_read):
             self._note_calls(code, at, reached)
@@ -169,17 +154,13 @@ class ReplacedAttributes:
                 continue
             if (value is not MISSING or is_deleted) if place in self._assigned else _is_notebooks(value):
                 found.setdefault((id(owner), place.steps[-1]), Replacement(place, value, value is MISSING))
-        for place in list(self._registered):
+        for place in list(self.registered):
             owner = _owner(place)
             if (value := _value(owner, place.steps[-1])) is MISSING:
-                del self._registered[place]
+                del self.registered[place]
             else:
                 found.setdefault((id(owner), place.steps[-1]), Replacement(place, value))
         return list(found.values())
-
-    def is_registered(self, place: Place) -> bool:
-        """Return True for the place of a registration."""
-        return place in self._registered
 
     def repeated(self, can_travel: Callable[[Any], bool]) -> list[Call]:
         """Return the calls that ranks can make, too: those whose arguments can travel."""
@@ -256,7 +237,7 @@ class ReplacedAttributes:
                         each.text, at, frozenset(filter(str.isidentifier, each.given)), is_repeated
                     )
 
-    def _is_repeated(self, call: Registration, code: Code, known: set[str]) -> bool | None:
+    def _is_repeated(self, call: cell_code.Registration, code: Code, known: set[str]) -> bool | None:
         """Return True for a call that ranks can make, too; False for one that is to be named; None for others."""
         main, (root, steps, _) = namespace.main_globals(), call.called
         if main.get(root) is sys and steps:
@@ -272,7 +253,7 @@ class ReplacedAttributes:
             is_known = all(each in main or hasattr(builtins, each) for each in names)
             return call.is_repeatable and is_known
         is_of_torch = place.module == "torch.library"
-        if (name in OF_TORCH and not is_of_torch) or name == "pandas" or top_level(place.module) in NOT_NAMED:
+        if (name in cell_code.OF_TORCH and not is_of_torch) or name == "pandas" or top_level(place.module) in NOT_NAMED:
             return None
         if is_of_torch and str(name).startswith("register_") and "custom_op" in self.called:
             return None
@@ -291,14 +272,14 @@ class ReplacedAttributes:
             given.update(
                 (name, None)
                 for root, name in part.handed
-                if (_is_kept(name) if registers else name != ANYTHING and _may_keep(root, name))
+                if (_is_kept(name) if registers else name != cell_code.ANYTHING and _may_keep(root, name))
             )
             if registers:
                 hidden |= {_hidden_name(name) for _, name in part.handed}
             given.update((name, None) for each in part.registrations for name in each.given)
             given.update((name, None) for name in part.derived if _is_noted_by_base(main.get(name)))
             for name in part.derived:
-                self._registered.update(dict.fromkeys(_listed_subclass(main.get(name))))
+                self.registered.update(dict.fromkeys(_listed_subclass(main.get(name))))
             objects |= {
                 name for each in part.registrations for name in each.given if self._place_of(each.called, part.imports)
             }
@@ -329,19 +310,9 @@ def _sources() -> list[str] | None:
     if shell is not None:
         history: list[str] = shell.history_manager.input_hist_parsed
         return history
-    file = getattr(sys.modules["__main__"], "__file__", None)
-    with contextlib.suppress(OSError, UnicodeDecodeError, TypeError):
-        return [_read_script(str(file))]
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        return [Path(str(getattr(sys.modules["__main__"], "__file__", None))).read_text(encoding="utf-8")]
     return None
-
-
-@functools.lru_cache(maxsize=1)
-def _read_script(file: str) -> str:
-    return Path(file).read_text(encoding="utf-8")
-
-
-def _has_definitions() -> bool:
-    return any(map(_is_notebooks, list(namespace.main_globals().values())))
 
 
 def _path_of(root: object, imported: tuple[str, tuple[str, ...]] | None) -> tuple[str | None, tuple[Step, ...]]:
@@ -504,9 +475,9 @@ def _lists_subclasses(module: str) -> bool:
 
 def _hidden_name(given: str) -> str:
     """Return the own name of a lambda, or of a definition whose name a decorator has taken; empty for others."""
-    if given == ANYTHING:
+    if given == cell_code.ANYTHING:
         return "<lambda>"
-    name = given.removeprefix(DECORATED)
+    name = given.removeprefix(cell_code.DECORATED)
     return name if name != given and not _is_definition(namespace.main_globals().get(name)) else ""
 
 
@@ -524,11 +495,11 @@ def _may_keep(root: str, given: str, is_lambda_kept: Callable[[], bool] = lambda
         return True
     of = called if isinstance(called, type | types.FunctionType | types.BuiltinFunctionType) else type(called)
     module = called.__name__ if isinstance(called, types.ModuleType) else getattr(of, "__module__", None)
-    if root != ASSIGNED and top_level(str(module)) in HARMLESS:
+    if root != cell_code.ASSIGNED and top_level(str(module)) in HARMLESS:
         return False
-    if given.startswith(DECORATED):
+    if given.startswith(cell_code.DECORATED):
         return _hidden_name(given) != ""
-    return is_lambda_kept() if given == ANYTHING else _is_notebooks(main.get(given)) and _is_kept(given)
+    return is_lambda_kept() if given == cell_code.ANYTHING else _is_notebooks(main.get(given)) and _is_kept(given)
 
 
 def _is_kept(name: str) -> bool:

@@ -12,12 +12,12 @@ import dataclasses
 import functools
 import re
 import sys
-from typing import TYPE_CHECKING, Any
+import types
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from notebook_launcher.travel.replacements import import_now
 
 if TYPE_CHECKING:
-    import types
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
     from notebook_launcher.travel.replacements import AfterImport
@@ -36,6 +36,15 @@ class Setting:
     """Called with the library, the new value and the one before."""
     calls: frozenset[str] = frozenset()
     """Functions of which a cell must have called one, because libraries change the setting, too; empty: none."""
+
+
+def _cudnn_switch(name: str) -> Setting:
+    return Setting(
+        "torch",
+        False,
+        lambda torch: bool(getattr(torch.backends.cudnn, name)),
+        lambda torch, new, _: setattr(torch.backends.cudnn, name, new),
+    )
 
 
 def _torch_print_options(torch: Any) -> tuple[Any, ...]:
@@ -172,18 +181,8 @@ SETTINGS: dict[str, Setting] = {
         lambda torch: str(torch.get_float32_matmul_precision()),
         lambda torch, new, _: torch.set_float32_matmul_precision(new),
     ),
-    "cudnn_benchmark": Setting(
-        "torch",
-        False,
-        lambda torch: bool(torch.backends.cudnn.benchmark),
-        lambda torch, new, _: setattr(torch.backends.cudnn, "benchmark", new),
-    ),
-    "cudnn_deterministic": Setting(
-        "torch",
-        False,
-        lambda torch: bool(torch.backends.cudnn.deterministic),
-        lambda torch, new, _: setattr(torch.backends.cudnn, "deterministic", new),
-    ),
+    "cudnn_benchmark": _cudnn_switch("benchmark"),
+    "cudnn_deterministic": _cudnn_switch("deterministic"),
     "detect_anomaly": Setting(
         "torch",
         (False, True),
@@ -264,8 +263,7 @@ class KernelSettings:
 # Code that each rank runs once, before the first call that comes with it: `setup=` and the cells of `%%everywhere`.
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class SetupStep:
+class SetupStep(NamedTuple):
     """A piece of code that each rank runs before it unpacks a call."""
 
     key: str
@@ -273,7 +271,7 @@ class SetupStep:
     what: str
     """The code in words, for an error that it raises."""
     run: Callable[[], object]
-    variables: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    variables: Mapping[str, Any] = types.MappingProxyType({})
     """The notebook's variables that the code uses, which each call brings with their present values."""
     shared: Mapping[str, Any] | None = None
     """By name: what the same code has made in the kernel, where it has run, and each rank has of its own. In a rank the
@@ -281,13 +279,7 @@ class SetupStep:
 
     def __reduce__(self) -> tuple[Any, ...]:
         shared = None if self.shared is None else dict.fromkeys(self.shared)
-        return _step, (self.key, self.what, self.run, dict(self.variables), shared)
-
-
-def _step(
-    key: str, what: str, run: Callable[[], object], variables: dict[str, Any], shared: dict[str, None] | None
-) -> SetupStep:
-    return SetupStep(key=key, what=what, run=run, variables=variables, shared=shared)
+        return SetupStep, (self.key, self.what, self.run, dict(self.variables), shared)
 
 
 class SetupSteps:

@@ -24,7 +24,7 @@ from cloudpickle.cloudpickle import _extract_code_globals as globals_of_code
 from notebook_launcher.travel.cells import last_cell_that_set
 from notebook_launcher.travel.kinds import SHELL, describe_object, kind_of_type
 from notebook_launcher.travel.namespace import main_globals
-from notebook_launcher.travel.pickling import MakePickler, parcel_size_of, pickling_error
+from notebook_launcher.travel.pickling import MakePickler, pickling_error, rehearse
 from notebook_launcher.wording import format_bytes
 
 if TYPE_CHECKING:
@@ -81,13 +81,13 @@ class Unpicklable:
             return f"the function {part.functions[-2]} uses `get_ipython()`, directly or by a magic. {advice}"
         return f"{self._subject()}, which cannot travel to another process.{self._origin} {advice}"
 
-    def in_value(self, what: str) -> str:
+    def in_value(self) -> str:
         """Return the message for a function that returned it."""
         kind = kind_of_type(type(self.part.value))
         advice = kind.in_value if kind else f"{self._reason()} Return plain data: numbers, strings, dicts, tensors."
         captured = f", captured by the function {self.part.functions[-1]}," if self.part.functions else ""
         described = describe_object(self.part.value)
-        return f"the {what} cannot travel: `{self.part.expression}`{captured} is {described}. {advice}"
+        return f"the return value cannot travel: `{self.part.expression}`{captured} is {described}. {advice}"
 
     def _subject(self) -> str:
         part, what = self.part, describe_object(self.part.value)
@@ -144,10 +144,11 @@ def find_unpicklable(roots: list[Part], make_pickler: MakePickler) -> Unpicklabl
 def largest_parts(roots: list[Part], make_pickler: MakePickler) -> str:
     """Return `the largest: `df`, a pandas.DataFrame of 3.1 GB (captured by train)`, or nothing."""
     parts = [inner for root in roots for inner in (_parts(root) if _is_function(root.value) else [root])]
-    sizes = [(parcel_size_of(part.value, make_pickler), part) for part in parts]
-    size, largest = max(sizes, key=lambda pair: pair[0], default=(0, None))
-    if largest is None or size < WORTH_MENTIONING:
+    rehearsed = [(*rehearse(part.value, make_pickler), part) for part in parts]
+    sizes = [(size, part) for size, error, part in rehearsed if error is None and size >= WORTH_MENTIONING]
+    if not sizes:
         return ""
+    size, largest = max(sizes, key=lambda pair: pair[0])
     captured = f" (captured by {largest.functions[-1]})" if largest.functions else ""
     return f"the largest: `{largest.expression}`, {describe_object(largest.value)} of {format_bytes(size)}{captured}"
 

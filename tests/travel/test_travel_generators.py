@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from notebook_launcher import notebook_launch
-from notebook_launcher.travel.random_states import describe_copies, find_generators
+from notebook_launcher.travel.random_states import describe_copies
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,8 +59,7 @@ FOUND: dict[str, tuple[Any, tuple[Any, ...], dict[str, Any], list[str]]] = {
 @pytest.mark.parametrize("case", FOUND)
 def test_generators_are_found_by_name(case: str) -> None:
     function, args, kwargs, names = FOUND[case]
-    assert list(find_generators(function, args, kwargs)) == names
-    assert bool(describe_copies(function, args, kwargs, num_ranks=2)) == bool(names)
+    assert describe_copies(function, args, kwargs, num_ranks=2).partition(": every")[0] == ", ".join(names)
 
 
 @pytest.mark.parametrize(("num_processes", "output", "count"), [(2, "rank0", 1), (1, "rank0", 0), (2, "none", 0)])

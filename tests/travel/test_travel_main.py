@@ -166,11 +166,12 @@ def test_modules_that_changed_since_their_import_are_named(tmp_path: Path, compi
         sys.dont_write_bytecode = {not compiled}
         import utils
         from notebook_launcher import travel
+        from notebook_launcher.travel.changed_modules import stale_modules
         def train(): return utils.value()
         def stale():
             fd = travel.pack_call(travel.FunctionCall(train, (), {{}})).detach()
             try:
-                return travel.stale_modules(fd)
+                return stale_modules(fd)
             finally:
                 os.close(fd)
         assert stale() == []
@@ -212,11 +213,12 @@ def test_edited_values_are_an_edit_and_values_that_code_has_set_are_not(tmp_path
         import os, pathlib
         import settings, uses
         from notebook_launcher import travel
+        from notebook_launcher.travel.changed_modules import stale_modules
         def train(): return uses.value()
         def stale():
             fd = travel.pack_call(travel.FunctionCall(train, (), {{}})).detach()
             try:
-                return travel.stale_modules(fd)
+                return stale_modules(fd)
             finally:
                 os.close(fd)
         path = pathlib.Path("{path}")
@@ -249,16 +251,17 @@ def test_function_that_was_compiled_again_by_itself_has_not_changed(tmp_path: Pa
         import os, pathlib
         import patched
         from notebook_launcher import travel
+        from notebook_launcher.travel.changed_modules import stale_modules
         path = pathlib.Path("{tmp_path}/patched.py")
         path.write_text(path.read_text().replace({before!r}, {after!r}))
         fd = travel.pack_call(travel.FunctionCall(lambda: patched.base(), (), {{}})).detach()
-        assert travel.stale_modules(fd) == [str(path)]
+        assert stale_modules(fd) == [str(path)]
         again = {{}}
         exec(compile("def base(): return 2000", str(path), "exec"), again)
         patched.base.__code__ = again["base"].__code__
-        assert travel.stale_modules(fd) == []
+        assert stale_modules(fd) == []
         path.write_text(path.read_text().replace("return 1", "return 3000"))
-        assert travel.stale_modules(fd) == [str(path)], "a method"
+        assert stale_modules(fd) == [str(path)], "a method"
         os.close(fd)
     """,
         tmp_path,

@@ -243,11 +243,6 @@ def test_returned_part_is_named(name: str) -> None:
         travel.pack_value(value)
 
 
-def test_name_of_a_value_in_errors_can_be_chosen() -> None:
-    with pytest.raises(ReturnValueError, match=r"^the checkpoint cannot travel: `result` is a _thread.lock"):
-        travel.pack_value(lock, "checkpoint")
-
-
 class Unbuildable:
     def __reduce__(self) -> Any:
         return _refuse, ()

@@ -22,7 +22,7 @@ from notebook_launcher.drawing.plots import PlotOptions, plot_of
 from notebook_launcher.drawing.reported import without_formulas
 from notebook_launcher.history.curves import Curves, thin
 from notebook_launcher.history.summaries import FEWEST, usage_points
-from notebook_launcher.wording import FORMATS, format_number
+from notebook_launcher.wording import NOT_FINITE, format_number
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -199,9 +199,9 @@ def latest_of(ranks: Mapping[int, Curve]) -> str:
     broken = [str(rank) for rank, value in last.items() if not math.isfinite(value)]
     if broken:
         where = f" on rank {', '.join(broken[:3])}{'…' * (len(broken) > 3)}" if len(ranks) > 1 else ""
-        return FORMATS.not_finite + where
+        return NOT_FINITE + where
     # The number comes first, because there may be no room for all words.
-    gaps = f", some {FORMATS.not_finite}" if any(curve.has_gaps for curve in ranks.values()) else ""
+    gaps = f", some {NOT_FINITE}" if any(curve.has_gaps for curve in ranks.values()) else ""
     mean = sum(last.values()) / max(len(last), 1)
     return f"{format_number(mean)}{' mean of ranks' * (len(ranks) > 1)}{gaps}" if last else ""
 

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from notebook_launcher.kernel.plan import Plan
-    from notebook_launcher.travel import FunctionCall, SetupStep
+    from notebook_launcher.travel import FunctionCall
+    from notebook_launcher.travel.settings import SetupStep
 
 
 P = ParamSpec("P")

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.ipython_shell import running_cell_file, running_shell
 from notebook_launcher.notebook_code import names_in
-from notebook_launcher.travel import SetupStep, cells, repeated_calls
+from notebook_launcher.travel import cells, repeated_calls
 from notebook_launcher.travel.function_call import CellRequest, RankFunction
 from notebook_launcher.travel.kinds import kind_of_type
+from notebook_launcher.travel.settings import SetupStep
 from notebook_launcher.wording import plural
 
 if TYPE_CHECKING:

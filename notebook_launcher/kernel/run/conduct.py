@@ -13,7 +13,6 @@ from collections.abc import Generator
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from notebook_launcher import travel
 from notebook_launcher.engines.board import LiveRecords
 from notebook_launcher.engines.engine import FromRank, Output, RankLost
 from notebook_launcher.errors import ResourceError
@@ -34,6 +33,7 @@ from notebook_launcher.kernel.run.data import RunData
 from notebook_launcher.kernel.run.live_values import LiveRecord, describe_change
 from notebook_launcher.kernel.run.snapshots import QUIET, LiveRunReader, take_rank_snapshots
 from notebook_launcher.messaging import messages
+from notebook_launcher.travel.random_states import encode_states
 from notebook_launcher.wording import describe_process_limit, rank_list
 
 if TYPE_CHECKING:
@@ -544,7 +544,7 @@ def _begin_folder(data: RunData, hosting: Hosting) -> Callable[[Path], Origin]:
         origin = hosting.make_origin()
         start = data.plan.random
         if not isinstance(start, int) and data.kind == "run":  # Ranks of a session continue.
-            origin.files[RANDOM] = json.dumps(travel.encode_states(start))
+            origin.files[RANDOM] = json.dumps(encode_states(start))
         return origin
 
     return begin

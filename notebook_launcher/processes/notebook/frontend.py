@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import importlib
 import io
 import os
 import sys
@@ -80,19 +81,16 @@ def _connect_display(send: Callable[[object], None], keyboard: _Keyboard, widget
     if interactive is None or not interactive.InteractiveShell.initialized():
         if not hasattr(builtins, "display"):
             vars(builtins)["display"] = _display
-        after_import({"IPython": lambda _module: _shell_module().build(send, widgets)})
+        module = "notebook_launcher.processes.notebook.shell"
+        after_import({"IPython": lambda _: importlib.import_module(module).build(send, widgets)})
         return
+    from notebook_launcher.processes.notebook.shell import RankShell, disconnect
+
     shell = interactive.InteractiveShell._instance
-    if isinstance(shell, _shell_module().RankShell):
+    if isinstance(shell, RankShell):
         shell.display_pub.send, shell.display_pub.widgets = send, widgets
     else:
-        _shell_module().disconnect(shell, send, keyboard.ask, widgets)
-
-
-def _shell_module() -> Any:
-    from notebook_launcher.processes.notebook import shell
-
-    return shell
+        disconnect(shell, send, keyboard.ask, widgets)
 
 
 def _display(*objects: Any, **options: Any) -> Any:

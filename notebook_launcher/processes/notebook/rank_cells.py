@@ -27,7 +27,7 @@ from notebook_launcher.travel.function_call import CellOutput, Completion, Varia
 from notebook_launcher.wording import plural
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Mapping
     from types import CodeType, TracebackType
 
     from notebook_launcher.travel.function_call import CellRequest
@@ -45,7 +45,9 @@ def run_cell(request: CellRequest) -> Any:
     namespace = sys.modules["__main__"].__dict__
     state: _Cells = namespace.setdefault(STATE_NAME, _Cells())
     namespace.update(request.pushed)
-    with _magics(None if request.is_python else shell_of_rank()):
+    shell = None if request.is_python else shell_of_rank()
+    # It has `get_ipython` among the builtins, which magics and `!commands` are compiled to.
+    with contextlib.nullcontext() if shell is None else shell.builtin_trap:
         value = state.run(request, namespace)
         if value is not None and not request.is_python:
             namespace["_"] = value
@@ -195,16 +197,6 @@ def _shown(value: Any) -> CellOutput:
     return CellOutput(data=presentable(data), metadata=metadata, fingerprint=fingerprint)
 
 
-@contextlib.contextmanager
-def _magics(shell: Any) -> Iterator[None]:
-    """Have `get_ipython` among the builtins, which magics and `!commands` are compiled to."""
-    if shell is None:
-        yield
-        return
-    with shell.builtin_trap:
-        yield
-
-
 def _print_page(_shell: Any, page: Any, **_options: Any) -> None:
     """Print what IPython shows in its pager, such as the answer to `obj?`."""
     text = page.get("text/plain", "") if isinstance(page, dict) else page
@@ -322,14 +314,7 @@ class CellSources:
 
     def follow(self, filename: str, code: types.CodeType) -> None:
         """Keep the lines of a cell while this code lives, or a function that was compiled with it."""
-        self._codes[filename] += map(weakref.ref, _with_inner(code))
-
-
-def _with_inner(code: types.CodeType) -> Iterator[types.CodeType]:
-    yield code
-    for const in code.co_consts:
-        if isinstance(const, types.CodeType):
-            yield from _with_inner(const)
+        self._codes[filename] += map(weakref.ref, cells.codes_in(code))
 
 
 # --------------------------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ import faulthandler
 import gc
 import mmap
 import os
+import pickle
 import resource
 import signal
 import socket
@@ -26,16 +27,7 @@ import types
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher import context, travel
-from notebook_launcher.context import (
-    ENDED,
-    RandomStage,
-    RankContext,
-    begin_call,
-    current,
-    enter,
-    enter_random_stage,
-    newest_seeding,
-)
+from notebook_launcher.context import ENDED, RankContext, begin_call, current, enter
 from notebook_launcher.errors import ResourceError, ReturnValueError
 from notebook_launcher.messaging import board_layout, messages
 from notebook_launcher.messaging.channel import Channel, anonymous_file
@@ -47,6 +39,8 @@ from notebook_launcher.processes.rank import frameworks, rank_process, user_func
 from notebook_launcher.processes.rank.rank_process import flush
 from notebook_launcher.processes.rank.rendezvous import Rendezvous, replace_group_functions, torchrun_environment
 from notebook_launcher.processes.rank.user_function import LocalModules, call_function, exit_code
+from notebook_launcher.travel import namespace, random_states, settings
+from notebook_launcher.travel.replacements import Replacer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,7 +50,9 @@ if TYPE_CHECKING:
 
 def main(fd: int) -> None:
     """Run a rank in a fresh interpreter; `fd` is the descriptor of the file with its `RankStart`."""
-    start = boot.read_rank_start(fd)
+    with open(fd, "rb") as file:
+        file.seek(0)
+        start: RankStart = pickle.load(file)
     boot.enter_kernel_surroundings(start.setup)
     os._exit(run_rank(start))
 
@@ -106,10 +102,10 @@ class _RankProcess:
         is_fork = start.setup.start_method == "fork"
         if not is_fork:
             sys.modules["__main__"] = types.ModuleType("__main__")
-        self._steps = travel.SetupSteps()
+        self._steps = settings.SetupSteps()
         """The steps that this rank has run before its calls."""
-        self._replacer = travel.Replacer(after_import)
-        self._settings = travel.KernelSettings(travel.read_settings() if is_fork else None, after_import)
+        self._replacer = Replacer(after_import)
+        self._settings = settings.KernelSettings(settings.read_settings() if is_fork else None, after_import)
         os.environ.update(torchrun_environment(start.setup, start.rank))
         board = mmap.mmap(start.board_fd, board_layout.BOARD_SIZE)
         enter(
@@ -212,10 +208,9 @@ class _RankProcess:
 
     def _report_unread_settings(self) -> None:
         context = current()
-        if self._number or self._setup.many_calls or context is None:
+        if self._number or self._setup.many_calls or context is None or context.settings_are_read:
             return
-        unread = context.unread_settings()
-        if unread:
+        if unread := context.settings.asked_for():
             given = ", ".join(f"{name}={value!r}" for name, value in unread.items())
             self._channel.send(messages.Notice(text=f"{given} had no effect: the function made no Accelerator()"))
 
@@ -253,7 +248,7 @@ class _RankProcess:
             if self._inherited_call is None:  # Linux has dropped the descriptor, because the table was full.
                 self._stage = "function"
                 raise none_left("the function was not called, because the call could not arrive")
-            travel.note_inherited()
+            namespace.note_inherited()
             self._steps.inherit(self._inherited_call.steps)
             self._stage = "function"
             self._begin_random()
@@ -277,11 +272,12 @@ class _RankProcess:
             return
         setup = self._setup
         assert setup.random is not None
-        travel.begin_random(setup.random, setup.rank_seeds, self._number, use_gpu=setup.use_gpu)
+        random_states.begin_random(setup.random, setup.rank_seeds, self._number, use_gpu=setup.use_gpu)
         if setup.rank_seeds is None and setup.num_processes > 1:
-            enter_random_stage(RandomStage(sys.modules["torch"].initial_seed(), seeding=newest_seeding()))
+            seed = sys.modules["torch"].initial_seed()
+            context.enter_random_stage(context.RandomStage(seed, seeding=context.newest_seeding()))
 
-    def _run_step(self, step: travel.SetupStep) -> None:
+    def _run_step(self, step: settings.SetupStep) -> None:
         """Run code that comes before the function; an error of it is the user's, as one of the function is."""
         self._stage = "function"
         self._steps.run(step)
