@@ -78,11 +78,11 @@ class Curve:
         return kept if kept[-1] is self._pending[-1] else [*kept, self._pending[-1]]
 
 
-class Curves:
+class Curves(dict[str, dict[int, Curve]]):
     """The curves of a run: `curves[name][rank]`."""
 
     def __init__(self) -> None:
-        self._curves: dict[str, dict[int, Curve]] = {}
+        super().__init__()
         self._num_curves = 0
         self.num_left_out = 0
         """Number of values that were left out because of `MAX_CURVES`."""
@@ -104,25 +104,16 @@ class Curves:
 
     def _find(self, name: str, rank: int) -> Curve | None:
         """Return a curve, made if there is room for it; else None."""
-        curve = self._curves.get(name, {}).get(rank)
+        curve = self.get(name, {}).get(rank)
         if curve is None and self._num_curves < MAX_CURVES:
             self._num_curves += 1
-            curve = self._curves.setdefault(name, {}).setdefault(rank, Curve())
+            curve = self.setdefault(name, {}).setdefault(rank, Curve())
         return curve
-
-    def __getitem__(self, name: str) -> dict[int, Curve]:
-        return self._curves[name]
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._curves
-
-    def __len__(self) -> int:
-        return len(self._curves)
 
     @property
     def names(self) -> list[str]:
         """Names of the metrics, in the order in which they appeared."""
-        return list(self._curves)
+        return list(self)
 
 
 def thin(points: list[Point], limit: int) -> list[Point]:

@@ -21,6 +21,8 @@ from notebook_launcher.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from typing_extensions import Self
+
     from notebook_launcher.engines.cluster.command_engines import CommandNodes
     from notebook_launcher.engines.cluster.ray_engine import RayNodes
     from notebook_launcher.messaging import messages
@@ -266,6 +268,20 @@ def _no_network(greetings: Sequence[Greeting], wanted: str | None) -> str:
     )
     asked = f"network={wanted!r} is not on every node" if wanted else "the nodes have no network in common"
     return f"{asked}. They have {have}. Pass network= an interface's name, or a network such as '10.0.0.0/8'."
+
+
+class ClosedByWith:
+    """An engine whose agents a `with` block ends."""
+
+    def close(self) -> None:
+        """End the agents: idle ones now, others at the end of their launch. The next launch starts them again."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 def clusters() -> Clusters:

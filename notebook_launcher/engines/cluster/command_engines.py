@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from notebook_launcher.engines.cluster.clusters import clusters
+from notebook_launcher.engines.cluster.clusters import ClosedByWith, clusters
 from notebook_launcher.engines.cluster.connections import CommandConnection
 from notebook_launcher.engines.cluster.ray_engine import Ray
 from notebook_launcher.errors import ConfigError
@@ -22,7 +22,6 @@ from notebook_launcher.wording import plural
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
-    from types import TracebackType
 
     from typing_extensions import Self
 
@@ -69,7 +68,7 @@ class CommandNodes:
         """Take any agent: these hold what the machine has."""
 
 
-class CommandEngine:
+class CommandEngine(ClosedByWith):
     """The part that engines of this module share; the nodes stay up between launches, until `close`."""
 
     python: str
@@ -119,14 +118,6 @@ class CommandEngine:
     def close(self) -> None:
         """End the agents: idle ones now, others at the end of their launch. The next launch starts them again."""
         clusters().close(self._key)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 @dataclasses.dataclass(frozen=True)

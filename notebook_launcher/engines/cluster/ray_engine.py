@@ -6,7 +6,7 @@ import dataclasses
 import json
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher.engines.cluster.clusters import clusters
+from notebook_launcher.engines.cluster.clusters import ClosedByWith, clusters
 from notebook_launcher.engines.cluster.ray_connections import RayConnection, ray_drivers
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.machine.allocation import NodeInfo, ranks_by_node
@@ -14,9 +14,6 @@ from notebook_launcher.wording import plural
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
-    from types import TracebackType
-
-    from typing_extensions import Self
 
     from notebook_launcher.engines.cluster.cluster_tree import ClusterTree
     from notebook_launcher.engines.cluster.clusters import ClusterKey
@@ -25,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True)
-class Ray:
+class Ray(ClosedByWith):
     """Ranks on the nodes of a Ray cluster that runs already: `Ray()`, `Ray("10.0.0.1:6379")`.
 
     The kernel runs on a node of the cluster. A launch asks Ray for a CPU for each rank and, if the ranks use GPUs, for
@@ -121,14 +118,6 @@ class Ray:
         for key in clusters().known(self._is_ours):
             clusters().close(key)
         ray_drivers().close(self.address)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
