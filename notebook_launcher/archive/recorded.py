@@ -84,6 +84,16 @@ class FolderReader(RunReader):
         """Time that each rank spent on each phase of training, for the ranks whose Accelerator has reported any."""
         return dict(self.snapshot().phases)
 
+    @property
+    def metrics(self) -> RunMetrics:
+        """Metrics that the ranks have reported, in the order of arrival; if there are very many, not all of them."""
+        return RunMetrics(self.metrics_since(0)[0])
+
+    @property
+    def pictures(self) -> tuple[RunPicture, ...]:
+        """Images and histograms that the ranks have reported; if there are very many, not all of them."""
+        return tuple(self.pictures_since(0)[0])
+
 
 class RecordedRun(FolderReader):
     """A run that is read from its folder; `open_run(...)` and `runs()` return it.
@@ -247,11 +257,6 @@ class RecordedRun(FolderReader):
             stand_in = _seen_from_outside(self._folder, "unreadable: " + str(error).replace(f"{self._folder}/", ""))
             return stand_in if run_folders.is_live(self._folder, None) else _lost(stand_in)
 
-    @property
-    def metrics(self) -> RunMetrics:
-        """Metrics that the ranks have reported, in the order of arrival; if there are very many, not all of them."""
-        return RunMetrics(self.metrics_since(0)[0])
-
     def report(self) -> RunReport:
         """Return what is known of the run in plain values, as `Run.report`."""
         from notebook_launcher.drawing.run_report import report_on
@@ -267,11 +272,6 @@ class RecordedRun(FolderReader):
         points = map(encoding.decode_point, whole.splitlines())
         self._points += [point for point in points if point is not None]
         return self._points[position:], max(position, len(self._points))
-
-    @property
-    def pictures(self) -> tuple[RunPicture, ...]:
-        """Images and histograms that the ranks have reported; if there are very many, not all of them."""
-        return tuple(read_pictures(self._folder))
 
     def pictures_since(self, position: int) -> tuple[list[RunPicture], int]:
         """Return the pictures after a position, and the next position. The first position is 0."""

@@ -16,7 +16,6 @@ from notebook_launcher.detached.attached_output import AttachedOutput, AttachedQ
 from notebook_launcher.detached.ending import read_ending
 from notebook_launcher.detached.host_socket import HostConnection, HostSilentError, continue_host
 from notebook_launcher.errors import CallOrderError, RankFailedError, RunFolderError
-from notebook_launcher.history.schema import RunMetrics
 from notebook_launcher.kernel import views
 from notebook_launcher.kernel.failures import failure_display
 from notebook_launcher.kernel.latch import AWAKE_EVERY, Latch
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
     from notebook_launcher.drawing.run_report import RunReport
     from notebook_launcher.history.schema import (
         RunChange,
-        RunPicture,
     )
 
 
@@ -118,17 +116,6 @@ class AttachedRun(FolderReader):
     def config(self) -> LaunchConfig:
         """The options as given."""
         answer: LaunchConfig = self._ask("config")
-        return answer
-
-    @property
-    def metrics(self) -> RunMetrics:
-        """Metrics that the ranks have reported so far, in the order of arrival."""
-        return RunMetrics(self._ask("metrics"))
-
-    @property
-    def pictures(self) -> tuple[RunPicture, ...]:
-        """Images and histograms that the ranks have reported so far, in the order of arrival."""
-        answer: tuple[RunPicture, ...] = self._ask("pictures")
         return answer
 
     def report(self) -> RunReport:

@@ -227,8 +227,6 @@ class AttachedSession(SessionCells):
 NOTHING: dict[str, Any] = {
     "logs": "",
     "log_order": [],
-    "metrics": (),
-    "pictures": (),
     "metrics_since": ([], 0),
     "pictures_since": ([], 0),
 }
