@@ -112,7 +112,8 @@ def _filled(usage: RankUsage) -> RankUsage:
 
 
 def _fields(record: Any) -> dict[str, Any]:
-    return {name: getattr(record, name) for name in _field_names(type(record))}
+    kind: Any = type(record)
+    return {name: getattr(record, name) for name in _field_names(kind)}
 
 
 @functools.cache
