@@ -118,10 +118,6 @@ def export(
             f"export(..., engine={config.engine!r}): a script is started by torchrun or a job. Omit engine=.",
             field="engine",
         )
-    if not isinstance(slurm, bool | Mapping):
-        raise ConfigError(
-            f"export(..., slurm={slurm!r}) is {type_of(slurm)}; it must be True, False or options of sbatch by name."
-        )
     plan = make_plan(config)
     _, args, kwargs, _ = check_call(fn, args, kwargs, launcher="export(fn, path, 2")
     script = _script_path(path)

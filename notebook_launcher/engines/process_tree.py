@@ -432,19 +432,17 @@ class StackFiles:
         """
         wanted = None if ranks is None else set(ranks)
         starts = {rank: size for rank, size in self.sizes().items() if wanted is None or rank in wanted}
-        fds = {rank: self._fd(rank) for rank in starts}
         self._signal(tuple(starts), messages.DUMP_SIGNAL)
-        sizes, changed, began = dict(starts), time.monotonic(), time.monotonic()
-        while True:
+        sizes, began = starts, time.monotonic()
+        now = changed = began
+        while now - began < BUDGET:
             time.sleep(QUIET / 4)
-            now = time.monotonic()
-            new = {rank: self._size(rank) for rank in starts}
+            new, now = {rank: self._size(rank) for rank in starts}, time.monotonic()
             if new != sizes:
                 sizes, changed = new, now
-            answered = all(sizes[rank] > starts[rank] for rank in starts)
-            if now - began > BUDGET or (answered and now - changed > QUIET):
+            elif now - changed > QUIET and all(sizes[rank] > starts[rank] for rank in starts):
                 break
-        return {rank: _read(fd, starts[rank], sizes[rank]) for rank, fd in fds.items() if fd is not None}
+        return self.read(starts)
 
     def sizes(self) -> dict[int, int]:
         """Return the number of bytes that each rank that is up has written into its file."""
@@ -458,7 +456,11 @@ class StackFiles:
     def read(self, starts: Mapping[int, int]) -> dict[int, str]:
         """Return what ranks have written into their files after these positions."""
         fds = {rank: self._fd(rank) for rank in starts}
-        return {rank: _read(fd, starts[rank], self._size(rank)) for rank, fd in fds.items() if fd is not None}
+        return {
+            rank: os.pread(fd, max(0, self._size(rank) - starts[rank]), starts[rank]).decode(errors="replace")
+            for rank, fd in fds.items()
+            if fd is not None
+        }
 
     def _fd(self, rank: int) -> int | None:
         pipes = self._pipes.get(rank)
@@ -467,7 +469,3 @@ class StackFiles:
     def _size(self, rank: int) -> int:
         fd = self._fd(rank)
         return 0 if fd is None else os.fstat(fd).st_size
-
-
-def _read(fd: int, start: int, end: int) -> str:
-    return os.pread(fd, max(0, end - start), start).decode(errors="replace")

@@ -51,7 +51,9 @@ def nodes(module_kernel: Kernel) -> Iterator[None]:
     assert module_kernel.execute("engine.close()").error is None
 
 
-def test_cell_shows_lines_of_all_nodes_and_values_of_its_own_classes(module_kernel: Kernel) -> None:
+def test_cell_shows_lines_of_all_nodes_values_of_its_classes_and_its_line_that_failed(
+    module_kernel: Kernel,
+) -> None:
     outcome = module_kernel.execute(
         "found = notebook_launch(lambda: print('here', rank()) or Batch(rank()), 3, engine=engine)\n"
         "print([isinstance(one, Batch) and one.size for one in found])"
@@ -62,6 +64,9 @@ def test_cell_shows_lines_of_all_nodes_and_values_of_its_own_classes(module_kern
     # Both nodes have this machine's name, so their numbers tell them apart.
     assert all(f"[rank {rank} on node {rank // 2}] here {rank}\n" in outcome.stdout for rank in range(3))
     assert outcome.stdout.endswith("[0, 1, 2]\n")
+    failed = module_kernel.execute("notebook_launch(fail, 4, engine=engine)")
+    assert failed.error == "ValueError: boom"
+    assert 'raise ValueError("boom")  # in the cell' in failed.traceback
 
 
 def test_rank_of_another_node_asks_in_the_cell(module_kernel: Kernel) -> None:
@@ -69,12 +74,6 @@ def test_rank_of_another_node_asks_in_the_cell(module_kernel: Kernel) -> None:
     outcome = module_kernel.wait(cell, answer_input=lambda _prompt, _password: "seven")
     assert outcome.error is None, outcome.traceback
     assert outcome.stdout == "seven\n"
-
-
-def test_error_shows_the_line_of_the_cell(module_kernel: Kernel) -> None:
-    outcome = module_kernel.execute("notebook_launch(fail, 4, engine=engine)")
-    assert outcome.error == "ValueError: boom"
-    assert 'raise ValueError("boom")  # in the cell' in outcome.traceback
 
 
 def is_up(outcome: Outcome) -> bool:

@@ -225,7 +225,6 @@ Path("mine.py").write_text("x = 1")
 told(fine, "mine.py")
 Path("held.values").write_text("mine")
 told(fine, "held.py", args=(torch.ones(2),))
-told(fine, "slurm.py", slurm=3)
 print(os.listdir("."))
 print(export(fine, "mine.py", overwrite=True, seed=1, num_processes=3, devices="cpu", max_restarts=2))
 print(export(fine, "mine.py", seed=1, num_processes=1, devices="cpu"))
@@ -253,7 +252,6 @@ def test_refusals_name_what_cannot_be_written_and_leave_no_file(tmp_path):
         "argument 1 cannot be exported: its value, a TextIOWrapper",
         "mine.py exists, and export() has not written it.",
         "held.values exists, and export() has not written it.",
-        "export(..., slurm=3) is an int; it must be True, False or options of sbatch by name.",
     ]
     for line, words in zip(lines, expected, strict=False):
         assert line.startswith("ConfigError: "), line
