@@ -106,7 +106,7 @@ def _progress(snapshot: RunSnapshot) -> dict[str, Any] | None:
     if merged is None:
         return None
     left = None if snapshot.is_over else merged.seconds_left
-    return {**dataclasses.asdict(merged), "share": merged.share, "seconds_left": left}
+    return {**merged._asdict(), "share": merged.share, "seconds_left": left}
 
 
 def _first_error(failure: RankFailure) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from notebook_launcher.history.curves import Curves
 from notebook_launcher.history.schema import MetricPoint
@@ -32,8 +32,7 @@ MAX_METRICS = 3
 """Metrics in the line: it should fit into a terminal."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class MergedProgress:
+class MergedProgress(NamedTuple):
     """Progress of the rank that is furthest behind; the run is not done before this rank is."""
 
     rank: int
@@ -77,13 +76,7 @@ def merge_progress(ranks: Sequence[RankSnapshot]) -> MergedProgress | None:
 
     slowest = min(counting, key=position)
     assert slowest.done is not None
-    return MergedProgress(
-        rank=slowest.rank,
-        done=slowest.done,
-        total=slowest.total,
-        rate=slowest.rate,
-        description=slowest.description,
-    )
+    return MergedProgress(slowest.rank, slowest.done, slowest.total, slowest.rate, slowest.description)
 
 
 def _epoch_of(description: str) -> int | None:
