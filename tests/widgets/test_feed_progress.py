@@ -99,7 +99,7 @@ def test_page_and_line_of_a_loop_that_is_done_have_the_same_pace_and_no_time_lef
         (RankSnapshot(rank=0, done=2, total=2, rate=1.0), "f: 100 % 2/2, 1 it/s"),
         (RankSnapshot(rank=0, done=0, total=0), "f: 0"),
         (RankSnapshot(rank=0, done=3, total=4, description="long " * 9), "f: long long long long lon…, 75 % 3/4"),
-        (RankSnapshot(rank=0, step=1, metrics={"a\r\nb\x1b": 1.0}), "f: step 1, a  b  1"),
+        (RankSnapshot(rank=0, step=1, metrics={"a\r\nb\x1b": 1.0}), "f: step 1, a b\ufffd 1"),
     ],
 )
 def test_progress_line_shows_share_rate_and_metrics(rank: RankSnapshot, line: str) -> None:
