@@ -24,10 +24,14 @@ from notebook_launcher.training.operations.checking import (
     exchange_objects,
     gather_bytes,
 )
-from notebook_launcher.training.operations.nested import find_leaves, map_tensors, recursively_apply
-from notebook_launcher.training.operations.tensors import TensorInformation
+from notebook_launcher.training.operations.nested import (
+    TensorInformation,
+    find_leaves,
+    map_tensors,
+    recursively_apply,
+)
 from notebook_launcher.training.plugins import check_number
-from notebook_launcher.wording import describe_value, unknown
+from notebook_launcher.wording import unknown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -143,17 +147,8 @@ def gather_object(object: Any) -> Any:  # noqa: A002 - Accelerate's name
     """
     if world_size() == 1:
         return object
-    everyone = exchange_objects("gather_object", lambda: _as_list(object))
+    everyone = exchange_objects("gather_object", lambda: list(object))
     return [item for items in everyone for item in items]
-
-
-def _as_list(value: Any) -> list[Any]:
-    try:
-        return list(value)
-    except TypeError:
-        raise TypeError(
-            f"{describe_value(value)} is no list, and gather_object joins lists. Put it into one: gather_object([...])"
-        ) from None
 
 
 @context.activity(context.WAITING)
