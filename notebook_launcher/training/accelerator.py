@@ -18,7 +18,7 @@ from notebook_launcher.training import checkpoints, device_memory, operations, p
 from notebook_launcher.training.accumulation.joining import join_uneven_inputs
 from notebook_launcher.training.accumulation.members import Members, sync_next, without_sync
 from notebook_launcher.training.accumulation.micro_batches import MicroBatches
-from notebook_launcher.training.accumulation.updates import LiveOptimizers, StepChecks, Updates
+from notebook_launcher.training.accumulation.updates import LiveOptimizers, Updates
 from notebook_launcher.training.accumulation.verify import check_accumulation
 from notebook_launcher.training.accumulation.weighing import Weighing
 from notebook_launcher.training.accumulation.windows import GradientState
@@ -74,8 +74,6 @@ if TYPE_CHECKING:
     from notebook_launcher.training.parallelism.fsdp_plugin import FullyShardedDataParallelPlugin
     from notebook_launcher.training.parallelism.mesh import ParallelismConfig
     from notebook_launcher.training.requests import Safepoint
-
-__all__ = ["Accelerator"]
 
 SAVE_KEYWORDS = ("tag", "client_state", "save_latest", "exclude_frozen_parameters")
 """What Accelerate's `save_state` passes on to DeepSpeed's `save_checkpoint`."""
@@ -255,7 +253,7 @@ class Accelerator:
 
     def _make_parts(self, settings: Settings, log_with: Any) -> None:
         """Make the parts in the order in which they need each other: each gets its collaborators in its constructor."""
-        process, layout, rules, warn_once = self.state, self._layout, settings.rules, Warner()
+        process, rules, warn_once = self.state, settings.rules, Warner()
         safepoint = self._safepoint = make_safepoint(process)
         state = self.gradient_state = self._make_gradient_state(settings.accumulation, safepoint)
         members = Members(num_processes=process.num_processes, strict=rules.guards)
@@ -276,29 +274,27 @@ class Accelerator:
                 num_processes=process.num_processes,
                 fence=make_fence(process.device, process.num_processes),
             )
-        weighing = Weighing(state, members, rules, process, layout, optimizers, scaler=scaler, warn_once=warn_once)
+        shared: dict[str, Any] = {"gradient_state": state, "members": members, "rules": rules, "scaler": scaler}
+        weighing = Weighing(
+            **shared, optimizers=optimizers, warn_once=warn_once, device=process.device, layout=self._layout
+        )
         self._micro_batches = MicroBatches(
-            state,
-            members,
-            rules,
-            weighing,
+            **shared,
+            weighing=weighing,
             num_processes=process.num_processes,
-            scaler=scaler,
             clock=make_clock(),
             safepoint=safepoint,
             rank_check=self.rank_check,
             warn_once=warn_once,
         )
         self._updates = Updates(
-            state,
-            members,
-            optimizers,
-            rules,
-            weighing,
-            StepChecks(state, members, self.rank_check, warn_once),
+            **shared,
+            optimizers=optimizers,
+            weighing=weighing,
+            rank_check=self.rank_check,
+            warn_once=warn_once,
             num_processes=process.num_processes,
             max_grad_norm=settings.max_grad_norm,
-            scaler=scaler,
             note_step=self._micro_batches.note_step,
             present=replacements.present,
         )
@@ -309,7 +305,7 @@ class Accelerator:
             gradient_state=state,
             settings=settings,
             sharding=Sharding(
-                layout=layout,
+                layout=self._layout,
                 device=process.device,
                 computes_in=precision.forward_precision(process.mixed_precision, scaler),
                 replacements=replacements,

@@ -16,8 +16,6 @@ from notebook_launcher.training.spread_tensors import is_spread
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-__all__ = ["Sketch", "digest_of", "fingerprint", "fingerprint_nested", "is_comparable", "sketch"]
-
 CHUNK = 1 << 20
 """Integers that are multiplied at once, which bounds the memory that a fingerprint takes."""
 SMALL = 1 << 12

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import datetime as dt
 import enum
 import math
 import os
@@ -14,6 +13,7 @@ from notebook_launcher.settings.option_checks import accumulation_steps, whole_n
 from notebook_launcher.wording import did_you_mean, type_of, unknown
 
 if TYPE_CHECKING:
+    import datetime as dt
     from collections.abc import Callable, Iterable
 
 
@@ -268,14 +268,6 @@ class InitProcessGroupKwargs(KwargsHandler):
     init_method: str | None = None
     timeout: dt.timedelta | None = None
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.timeout is not None and not isinstance(self.timeout, dt.timedelta):
-            raise TypeError(
-                f"timeout={self.timeout!r} is {type_of(self.timeout)}; it must be a datetime.timedelta. Pass "
-                "timedelta(seconds=600)."
-            )
-
 
 @dataclasses.dataclass
 class ProfileKwargs(KwargsHandler):
@@ -293,16 +285,9 @@ class ProfileKwargs(KwargsHandler):
     output_trace_dir: str | None = None
     """Folder in which each rank writes `profile_<rank>.json`; None: nothing is written."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if isinstance(self.activities, str):
-            raise TypeError(f"activities={self.activities!r} is a str; it must be a list: [{self.activities!r}].")
-
 
 def pick_handlers(handlers: Iterable[Any] | None, known: tuple[type, ...]) -> dict[type, Any]:
     """Return the handlers by type; raise ValueError for an unknown handler, or two of one type."""
-    if isinstance(handlers, known):
-        raise TypeError(f"kwargs_handlers={handlers!r} is not a list. Write kwargs_handlers=[{handlers!r}].")
     found: dict[type, Any] = {}
     for handler in handlers or ():
         kind = next((kind for kind in known if isinstance(handler, kind)), None)

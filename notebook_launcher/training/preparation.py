@@ -103,8 +103,6 @@ class Preparation:
         evaluation_mode: bool = False,
     ) -> Any:
         """Carry out `Accelerator.prepare_model`."""
-        if not isinstance(model, torch.nn.Module):
-            raise TypeError(f"prepare_model({type(model).__name__}): pass a module of torch.")
         known = self.prepared.find(model)
         if known is not None:
             return known
@@ -168,8 +166,6 @@ class Preparation:
         """Carry out `Accelerator.prepare_optimizer`."""
         if isinstance(optimizer, AcceleratedOptimizer) and self.prepared.find(optimizer) is None:
             optimizer = optimizer.optimizer  # prepared by another Accelerator, whose windows are not these
-        if not hasattr(optimizer, "param_groups"):
-            raise TypeError(f"prepare_optimizer({type(optimizer).__name__}): pass an optimizer of torch.")
         known: AcceleratedOptimizer | None = self.prepared.find(optimizer)
         if known is not None:
             return known
@@ -223,11 +219,6 @@ class Preparation:
         slice_fn_for_dispatch: Callable[..., Any] | None = None,
     ) -> Any:
         """Carry out `Accelerator.prepare_data_loader`."""
-        if not hasattr(data_loader, "dataset"):
-            raise TypeError(
-                f"prepare_data_loader({type(data_loader).__name__}): pass a DataLoader, such as "
-                "DataLoader(dataset, batch_size=32)."
-            )
         known = self.prepared.find(data_loader)
         if known is not None:
             return known
@@ -301,15 +292,10 @@ class Preparation:
 _PREPARED_KINDS = (torch.nn.Module, torch.optim.Optimizer, DataLoader)
 
 
-def check_placements(device_placement: Any, number: int) -> list[bool | None]:
+def check_placements(device_placement: list[bool] | None, number: int) -> list[bool | None]:
     """Return the placement of each object; raise ValueError if their numbers differ."""
     if device_placement is None:
         return [None] * number
-    if not isinstance(device_placement, (list, tuple)):
-        raise TypeError(
-            f"device_placement={device_placement!r} is {type_of(device_placement)}; it must be a list with True or "
-            "False for each object. For all objects, pass Accelerator(device_placement=...)."
-        )
     if len(device_placement) != number:
         raise ValueError(
             f"device_placement has {len(device_placement)} entries for {number} objects. Pass True or False for each "
@@ -330,8 +316,6 @@ def check_objects(args: tuple[Any, ...]) -> None:
                 f"prepare() got {type_of(obj)} that holds {type_of(found)}, and would return it unprepared. Pass the "
                 "objects one by one: prepare(*objects)."
             )
-        if isinstance(obj, type) and issubclass(obj, _PREPARED_KINDS):
-            raise TypeError(f"prepare() got the class {obj.__name__}. Pass an object of it: {obj.__name__}(...).")
         if isinstance(obj, torch.Tensor) and obj.requires_grad and not obj.is_leaf:
             raise ValueError(
                 f"prepare() got a tensor that was computed ({type(obj.grad_fn).__name__}); gradients gather in leaf "

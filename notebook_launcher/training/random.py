@@ -41,12 +41,7 @@ def set_seed(seed: int, device_specific: bool = False, deterministic: bool = Fal
         TypeError: `seed` is not a whole number.
         ValueError: `seed` is out of range.
     """
-    try:
-        number = operator.index(seed)
-    except TypeError:
-        raise TypeError(
-            f"set_seed({seed!r}): a seed must be a whole number, not {type(seed).__name__}. Convert it with int()."
-        ) from None
+    number = operator.index(seed)
     if device_specific:
         has_group = dist.is_available() and dist.is_initialized()
         number += dist.get_rank() if has_group else int(os.environ.get("RANK", "0"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import struct
 import time
@@ -32,8 +33,8 @@ if TYPE_CHECKING:
 # The safepoint: the moment, after the same update, at which all ranks save or stop as the launcher asks.
 #
 # The launcher asks for a checkpoint, for other settings, for a pause, or for the end, and rank 0 names the update
-# after which all ranks do it; how they agree on its number is in `requests.py`. On one machine that costs no
-# message, and a look at three bytes for each window. New settings come as records in each rank's channel, which is
+# after which all ranks do it (`Agreement`). On one machine that costs no message, and a look at three bytes for each
+# window. New settings come as records in each rank's channel, which is
 # read only once they are due.
 
 
@@ -177,8 +178,8 @@ class Safepoint:
         steering, receive = self._steering(), self._context.next_change
         if steering is None or receive is None:
             return
-        if steering.has_open_window:
-            self.is_due = True  # Of other models: after the next micro-batch, on all ranks alike.
+        if steering.gradient_state.has_open_window:  # Of other models; settings change between two windows.
+            self.is_due = True  # After the next micro-batch, on all ranks alike.
             return
         is_paused, before = False, self._context.set_activity(COMPUTING)
         try:
@@ -269,33 +270,29 @@ MAX_REQUESTS = 1 << 24
 """In the store, the two are one number of 63 bits: update * MAX_REQUESTS + request."""
 
 
+@dataclasses.dataclass
 class BoardSlot:
     """Slot for ranks of one machine: 16 bytes of the board."""
 
-    def __init__(self, board: mmap.mmap | bytearray, place: slice) -> None:
-        self._board = board
-        self._place = place
+    board: mmap.mmap | bytearray
+    place: slice
 
     def read(self) -> tuple[int, int]:
         """Return the last request for which an update was named, and that update; (0, 0): none."""
-        return CHOICE.unpack(bytes(self._board[self._place]))
+        return CHOICE.unpack(bytes(self.board[self.place]))
 
     def write(self, request: int, update: int) -> None:
         """Name an update for a request."""
-        self._board[self._place] = CHOICE.pack(request, update)
+        self.board[self.place] = CHOICE.pack(request, update)
 
 
+@dataclasses.dataclass
 class StoreSlot:
-    """Slot for ranks of several machines: a number in the store, for each call another. Each look asks the store.
+    """Slot for ranks of several machines: a number in the store, for each call another. Each look asks the store."""
 
-    Args:
-        context: This rank.
-        name: The kind of request.
-    """
-
-    def __init__(self, context: RankContext, name: str) -> None:
-        self._context = context
-        self._name = name
+    context: RankContext
+    name: str
+    """The kind of request."""
 
     def read(self) -> tuple[int, int]:
         """Return the last request for which an update was named, and that update; (0, 0): none."""
@@ -309,7 +306,7 @@ class StoreSlot:
 
     def _add(self, number: int) -> int:
         # The only operation of a store that does not wait for the key, and returns once the store has carried it out.
-        return int(self._context.rendezvous.store.add(f"call-{self._context.call_id}/{self._name}", number))
+        return int(self.context.rendezvous.store.add(f"call-{self.context.call_id}/{self.name}", number))
 
 
 class UpdateFence:
@@ -348,21 +345,19 @@ class UpdateFence:
             mark.synchronize()
 
 
+@dataclasses.dataclass
 class Agreement:
     """One kind of request, such as a checkpoint.
 
     Every rank calls `poll` at every update, with its own number of the update; all ranks number alike.
-
-    Args:
-        slot: Place in which rank 0 writes the update that it names: the board, or the store.
-        chooses: True on rank 0.
-        lead: `UpdateFence.lead`; 0 where there is one rank.
     """
 
-    def __init__(self, slot: BoardSlot | StoreSlot, *, chooses: bool, lead: int) -> None:
-        self._slot = slot
-        self._chooses = chooses
-        self._lead = lead
+    slot: BoardSlot | StoreSlot
+    """Place in which rank 0 writes the update that it names."""
+    chooses: bool
+    """True on rank 0."""
+    lead: int
+    """`UpdateFence.lead`; 0 where there is one rank."""
 
     def poll(self, request: int, update: int) -> tuple[int, int]:
         """Return the newest request that rank 0 has named an update for, with that update; (0, 0): none.
@@ -372,10 +367,10 @@ class Agreement:
                 all ranks have passed the update that it named last; until then, a peer may still look for that update.
             update: Number of the update that this rank has just counted, from 1 on.
         """
-        named, at = self._slot.read()
-        if self._chooses and named != request and (not at or at + self._lead <= update):
-            named, at = request, update + self._lead
-            self._slot.write(named, at)
+        named, at = self.slot.read()
+        if self.chooses and named != request and (not at or at + self.lead <= update):
+            named, at = request, update + self.lead
+            self.slot.write(named, at)
         return named, at
 
 
@@ -395,34 +390,26 @@ SCHEDULER_RATES = ("base_lrs", "max_lrs", "_last_lr")
 """Attributes of schedulers that list a learning rate for each parameter group."""
 
 
+@dataclasses.dataclass(eq=False)
 class Steering:
-    """The settings of an Accelerator that a run changes, and how.
+    """The settings of an Accelerator that a run changes, and how."""
 
-    Args:
-        prepared: The optimizers and schedulers, with the learning rates.
-        updates: Clips gradients.
-        gradient_state: Counts micro-batches.
-    """
-
-    def __init__(self, prepared: Prepared, updates: Updates, gradient_state: GradientState) -> None:
-        self._prepared = prepared
-        self._updates = updates
-        self._gradient_state = gradient_state
-
-    @property
-    def has_open_window(self) -> bool:
-        """True if gradients have been gathered that no update has used: settings change between two windows."""
-        return self._gradient_state.has_open_window
+    prepared: Prepared
+    """The optimizers and schedulers, with the learning rates."""
+    updates: Updates
+    """Clips gradients."""
+    gradient_state: GradientState
+    """Counts micro-batches."""
 
     def settings(self) -> dict[str, float | None]:
         """Return the values of the settings by name, without values that only a GPU knows."""
         settings: dict[str, float | None] = {}
-        for prepared in self._prepared.optimizers[:1]:
+        for prepared in self.prepared.optimizers[:1]:
             rate = prepared.optimizer.param_groups[0]["lr"]
             if not isinstance(rate, torch.Tensor) or rate.device.type == "cpu":  # A read would wait for the GPU.
                 settings["lr"] = float(rate)
-        settings["max_grad_norm"] = self._updates.max_grad_norm
-        settings["gradient_accumulation_steps"] = self._gradient_state.num_steps
+        settings["max_grad_norm"] = self.updates.max_grad_norm
+        settings["gradient_accumulation_steps"] = self.gradient_state.num_steps
         return settings
 
     def change(self, wanted: Mapping[str, Wanted]) -> dict[str, tuple[Any, Any]]:
@@ -438,8 +425,8 @@ class Steering:
         }
 
     def _change_rate(self, wanted: Wanted) -> tuple[Any, Any]:
-        optimizers = [prepared.optimizer for prepared in self._prepared.optimizers]
-        schedulers = [prepared.scheduler for prepared in self._prepared.schedulers]
+        optimizers = [prepared.optimizer for prepared in self.prepared.optimizers]
+        schedulers = [prepared.scheduler for prepared in self.prepared.schedulers]
         if not optimizers:
             return None, None
         before = float(optimizers[0].param_groups[0]["lr"])
@@ -463,20 +450,20 @@ class Steering:
         return before, float(optimizers[0].param_groups[0]["lr"])
 
     def _change_norm(self, wanted: Wanted) -> tuple[Any, Any]:
-        before = self._updates.max_grad_norm
+        before = self.updates.max_grad_norm
         if before is None and isinstance(wanted, str):
             notify(
                 f"max_grad_norm={wanted!r} changed nothing: gradients are not clipped, so nothing can be multiplied. "
                 "Set a number, such as 1.0."
             )
         else:
-            self._updates.max_grad_norm = None if wanted is None else apply_change(before or 0.0, wanted)
-        return before, self._updates.max_grad_norm
+            self.updates.max_grad_norm = None if wanted is None else apply_change(before or 0.0, wanted)
+        return before, self.updates.max_grad_norm
 
     def _change_steps(self, wanted: Wanted) -> tuple[Any, Any]:
-        before = self._gradient_state.num_steps
-        self._gradient_state.num_steps = wanted
-        return before, self._gradient_state.num_steps
+        before = self.gradient_state.num_steps
+        self.gradient_state.num_steps = wanted
+        return before, self.gradient_state.num_steps
 
 
 def scale_rates(optimizer: torch.optim.Optimizer, schedulers: list[Any], factor: float) -> None:

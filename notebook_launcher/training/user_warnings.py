@@ -8,8 +8,6 @@ import warnings
 from notebook_launcher.context import current, notify
 from notebook_launcher.tracebacks import is_ours
 
-__all__ = ["Warner", "notify_or_warn", "users_name", "warn_user"]
-
 
 def warn_user(message: str) -> None:
     """Warn at the first line outside this package."""

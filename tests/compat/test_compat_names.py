@@ -96,7 +96,7 @@ def test_accelerator_pickles_in_a_rank(ranks, num_ranks, library):
             stepped.step()
             assert all(map(torch.equal, before, stepped.param_groups[0]["params"]))
         assert again.state.__dict__ == accelerator.state.__dict__
-        assert again._micro_batches._clock is accelerator._micro_batches._clock is not None
+        assert again._micro_batches.clock is accelerator._micro_batches.clock is not None
         if library.endswith("compat"):
             names.AcceleratorState._reset_state(True)
             names.GradientState._reset_state()

@@ -15,8 +15,6 @@ from notebook_launcher.wording import class_name
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["join_uneven_inputs"]
-
 
 @contextlib.contextmanager
 def join_uneven_inputs(
@@ -39,11 +37,12 @@ def join_uneven_inputs(
         num_steps: Micro-batches of a window.
 
     Raises:
-        TypeError: `joinables` is not a list, or `even_batches` is not True, False or None.
+        TypeError: `even_batches` is not True, False or None.
         ValueError: Ranks would run out inside a window of several micro-batches.
     """
     even = default if even_batches is None else even_batches
-    _check(joinables, even_batches, 1 if even or num_processes == 1 else num_steps)
+    check_switch("even_batches", even_batches, or_none=True)
+    _check_windows(1 if even or num_processes == 1 else num_steps)
     if num_processes == 1:
         yield
         return
@@ -81,11 +80,7 @@ def join_uneven_inputs(
                 sampler.uneven = uneven_before
 
 
-def _check(joinables: Any, even_batches: Any, num_steps: int) -> None:
-    """Raise for arguments of another type, and for windows of several micro-batches in which ranks could run out."""
-    if not isinstance(joinables, (list, tuple)):
-        raise TypeError(f"join_uneven_inputs({type(joinables).__name__}): pass a list of models, such as [model].")
-    check_switch("even_batches", even_batches, or_none=True)
+def _check_windows(num_steps: int) -> None:
     if num_steps > 1:
         raise ValueError(
             f"join_uneven_inputs with gradient_accumulation_steps={num_steps}: torch's Join follows each backward of "

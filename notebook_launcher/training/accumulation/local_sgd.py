@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from notebook_launcher.training.accumulation.micro_batches import MicroBatches
 
-__all__ = ["LocalSGD"]
-
 
 class LocalSGD:
     """Train without synchronising gradients; average the parameters every so many steps, and at the end.

@@ -346,26 +346,10 @@ class LookedUp:
 # Decisions on when gradients are synchronised; all of them are in this file.
 #
 # A backward reduces a member's gradients over the ranks if the member's switch is on. DDP reads its switch at the
-# forward, so a block sets the switches when it begins.
-#
-# | a micro-batch is computed | the switch | |---|---| | as the last of its window: `ends_window` | on | | earlier in
-# its window: `switch_off` | off; on with `sync_each_batch=True`; partly on for sharded models with None | | outside
-# any `accumulate` | on | | inside `no_sync`: `without_sync` | off | | inside `trigger_sync_in_backward`: `sync_next`
-# | on, for the forwards before as well |
+# forward, so a block sets the switches when it begins. The page `explanation/one-micro-batch` has a table of the cases.
 #
 # Leaf tensors have no hooks, so `reduce_leaves` reduces them after the backward. Optimizers and schedulers step where
 # a window ends, even with `sync_each_batch=True`: `GradientState.sync_gradients`.
-
-
-def ends_window(num_batches: int, num_steps: int, *, is_last: bool) -> bool:
-    """Return True if a micro-batch is the last of its window.
-
-    Args:
-        num_batches: Micro-batches of the window, with this one.
-        num_steps: Micro-batches of a full window.
-        is_last: True if its batch is the last of a prepared loader, and windows end where their loader ends.
-    """
-    return num_batches >= num_steps or is_last
 
 
 def switch_off(members: Iterable[Member], *, sync_each_batch: bool | None) -> list[tuple[Member, bool]]:
@@ -513,7 +497,7 @@ class Member(ABC):
 
     def has_gradients(self) -> bool:
         """Return True if any parameter has a gradient."""
-        return any(parameter.grad is not None for parameter in self.parameters())
+        return have_gradients(self.parameters())
 
     def drop_gradients(self) -> None:
         """Drop all gradients, wherever they are kept."""
@@ -539,14 +523,8 @@ class Member(ABC):
 # --------------------------------------------------------------------------------------------------------------------
 # Kinds of members, each with its way to synchronise gradients.
 #
-# | member | its gradients are reduced | a window switches that off | |---|---|---| | `PreparedModel` | by DDP, in a
-# backward whose forward ran with the switch on | always | | `DDPModel`, which the user wrapped | as a `PreparedModel`
-# | never | | `ShardedModel` (`fully_shard`) | by FSDP2, in a backward with the switch on | with
-# `sync_each_batch=False` | | `LeafTensor` | after the backward, by `synchronisation.reduce_leaves` | always | |
-# `PlainModel`, `StrayParameters` | never: one process, frozen, or not prepared | there is nothing to switch off |
-#
 # Inside a window, the gradients of a sharded model with several replicas are reduced partly: over the ranks that
-# share a replica, not over the replicas. `members.py` decides when a switch is off.
+# share a replica, not over the replicas.
 
 
 NUMBERS = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")
@@ -875,6 +853,14 @@ def is_sharded(model: Any) -> bool:
     return hasattr(model, "set_requires_gradient_sync")
 
 
+def have_gradients(tensors: Iterable[torch.Tensor]) -> bool:
+    """Return True if any of these tensors has a gradient."""
+    for tensor in tensors:  # noqa: SIM110 - any() would make a generator at every backward
+        if tensor.grad is not None:
+            return True
+    return False
+
+
 # --------------------------------------------------------------------------------------------------------------------
 # Gradients that torch's FSDP2 keeps in its own state, where `parameter.grad = None` does not reach them.
 #
@@ -1034,10 +1020,7 @@ class SyncedModel(DistributedDataParallel):
 
     def has_gradients(self) -> bool:
         """Return True if any parameter has a gradient."""
-        for parameter in self.trained:  # noqa: SIM110 - any() would make a generator at every backward
-            if parameter.grad is not None:
-                return True
-        return False
+        return have_gradients(self.trained)
 
     def grad_versions(self) -> list[int]:
         """Return the number of writes to each gradient; -1 for a parameter without a gradient."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import dataclasses
 from math import isfinite
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -48,82 +50,59 @@ MAX_BLOCKS = 16
 """Blocks that are kept: a loop that makes a new container for each micro-batch asks for a new one each time."""
 
 
+@dataclasses.dataclass(kw_only=True, eq=False)
 class MicroBatches:
-    """The micro-batches of an Accelerator: their blocks and backwards.
+    """The micro-batches of an Accelerator: their blocks and backwards."""
 
-    Args:
-        gradient_state: The state of accumulation.
-        members: Models and tensors that are trained.
-        rules: The differences from Accelerate.
-        weighing: Gives the factors of losses, and corrects windows.
-        num_processes: Ranks that train together.
-        scaler: Scales fp16 losses; None in other precisions.
-        clock: Times the phases, if a launcher listens.
-        safepoint: Saves and stops all ranks together, if a launcher may ask for it.
-        rank_check: Compares the ranks' weights now and then, if there are several ranks.
-        warn_once: Gives each warning once for each Accelerator.
-    """
+    gradient_state: GradientState
+    members: Members
+    rules: Rules
+    weighing: Weighing
+    """Gives the factors of losses, and corrects windows."""
+    num_processes: int
+    scaler: torch.amp.GradScaler | None
+    """Scales fp16 losses; None in other precisions."""
+    clock: PhaseClock | None
+    """Times the phases, if a launcher listens."""
+    safepoint: Safepoint | None
+    """Saves and stops all ranks together, if a launcher may ask for it."""
+    rank_check: RankCheck | None
+    """Compares the ranks' weights now and then, if there are several ranks."""
+    warn_once: Warner
+    _has_stepped: bool = False
+    """True if an optimizer has stepped since the last backward outside any block."""
+    _blocks: dict[tuple[int, ...], tuple[tuple[Any, ...], MicroBatchBlock]] = dataclasses.field(default_factory=dict)
+    """By the ids of the targets of `accumulate`: the targets, which are held so that no other object gets such an id,
+    and their block."""
+    _members_version: int = 0
+    """Version of the members at which the blocks were made."""
 
-    def __init__(
-        self,
-        gradient_state: GradientState,
-        members: Members,
-        rules: Rules,
-        weighing: Weighing,
-        *,
-        num_processes: int,
-        scaler: torch.amp.GradScaler | None,
-        clock: PhaseClock | None,
-        safepoint: Safepoint | None,
-        rank_check: RankCheck | None,
-        warn_once: Warner,
-    ) -> None:
-        self._gradient_state = gradient_state
-        self._members = members
-        self.scaler = scaler
-        self._clock = clock
-        self._safepoint = safepoint
-        self._rank_check = rank_check
-        self._weighing = weighing
-        self._warn_once = warn_once
-        self._has_stepped = False
-        """True if an optimizer has stepped since the last backward outside any block."""
-        self._rules = rules
-        self._num_processes = num_processes
+    def __post_init__(self) -> None:
         self._initial = InitialGradient()
         """The initial gradient of the last backward, which is used again while the factor stays."""
-        self._blocks: dict[tuple[int, ...], tuple[tuple[Any, ...], MicroBatchBlock]] = {}
-        """By the ids of the targets of `accumulate`: the targets, which are held so that no other object gets such an
-        id, and their block."""
-        self._members_version = members.version
-        """Version of the members at which the blocks were made."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_blocks": {}}  # The keys are ids, which belong to other objects in another process.
 
     def block(self, targets: tuple[Any, ...]) -> MicroBatchBlock:
         """Return the context in which one micro-batch of these models is computed."""
-        if self._members_version != self._members.version:
+        if self._members_version != self.members.version:
             self.forget_blocks()
         known = self._blocks.get(tuple(map(id, targets)))
         block = self._make_block(targets) if known is None else known[1]
-        return block if block.free else block.copy()
+        if not block.free:  # To be entered inside itself.
+            block = copy.copy(block)
+            block.free = True
+        return block
 
     def forget_blocks(self) -> None:
         """Forget the blocks, which hold the members that they were made for."""
         self._blocks.clear()
-        self._members_version = self._members.version
+        self._members_version = self.members.version
 
     def _make_block(self, targets: tuple[Any, ...]) -> MicroBatchBlock:
-        members = self._members.find(targets)
-        block = MicroBatchBlock(
-            members,
-            self._gradient_state,
-            self._rules,
-            clock=self._clock,
-            safepoint=self._safepoint,
-            warn_once=self._warn_once,
-        )
+        members = self.members.find(targets)
+        block = MicroBatchBlock(members, self.gradient_state, self.rules, self.clock, self.safepoint, self.warn_once)
         if len(self._blocks) >= MAX_BLOCKS:
             self._blocks.clear()
         self._blocks[tuple(map(id, targets))] = targets, block
@@ -133,33 +112,36 @@ class MicroBatches:
         """Compute gradients; at the end of a window they belong to the mean over the whole window."""
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or loss.is_complex() or reduction != "mean":
             _check_loss(loss, reduction, weight, kwargs.get("gradient"))
-        block = self._gradient_state.block
+        block, is_alone = self.gradient_state.block, self.num_processes == 1
         window: Window | None = None if block is None else block.window  # As `gradient_state.current`, without a call.
-        factor, ends, syncs = self._weigh(block, weight, reduction)
-        if self._clock is not None:
-            self._clock.note(("forward", read_clock()))
-        self._members.num_backwards += 1
-        in_reach, check = self._models_in_reach(), self._rank_check
+        if block is None:
+            factor, ends = self._weigh_outside_blocks(weight, reduction), True
+        else:
+            factor = self.weighing.count_and_weigh(block, weight, reduction)
+            ends = self.gradient_state.sync_gradients
+        syncs = ends and not is_alone and waits_for_ranks(window, self.members)
+        self.members.num_backwards += 1
+        in_reach, check = () if is_alone else self._models_in_reach(), self.rank_check
         written = () if check is None else check.write(in_reach, window, syncs=syncs)
         ending = block if ends else None  # The block whose window ends with this micro-batch.
-        pending = None if ending is None else self._weighing.sum_weights(ending)
+        pending = self.weighing.sum_weights(ending) if ending and ending.window.weights.kind == "given" else None
         self._compute(loss, factor, kwargs, window, syncs=syncs)
         if block is not None and not ends:
             block.window.gradients.note_written(block.members)
         # A call that comes after the wait for the other ranks takes about 1 µs: the processor has forgotten the code.
         for member, versions in in_reach:
-            member.note_backward(versions, self._warn_once)
-        if self._num_processes > 1 and (self._members.leaves or self._members.shared_buffers):
+            member.note_backward(versions, self.warn_once)
+        if not is_alone and (self.members.leaves or self.members.shared_buffers):
             self._synchronise_others(ends=ends)
         if check is not None and check.is_pending:
             check.compare(written)
         if ending is not None and not ending.window.knows_its_weight:
-            self._weighing.correct(ending, pending)
-        if self._safepoint is not None:  # Before the phase ends: on GPUs it waits for the ranks, too.
-            self._look_at(loss, factor, window, self._safepoint)
-            self._safepoint.count(updated=ends and (syncs or self._num_processes == 1))
-        if self._clock is not None:
-            self._clock.note(("synced backward" if syncs else "backward", read_clock()))
+            self.weighing.correct(ending, pending)
+        if self.safepoint is not None:  # Before the phase ends: on GPUs it waits for the ranks, too.
+            self._look_at(loss, factor, window, self.safepoint)
+            self.safepoint.count(updated=ends and (syncs or is_alone))
+        if self.clock is not None:
+            self.clock.note(("synced backward" if syncs else "backward", read_clock()))
 
     def _look_at(
         self, loss: torch.Tensor, factor: float | torch.Tensor, window: Window | None, safepoint: Safepoint
@@ -173,9 +155,9 @@ class MicroBatches:
         if not isinstance(factor, torch.Tensor) and not factor:
             return
         where = f"in update {safepoint.last_update + 1}"
-        if window is not None and self._gradient_state.num_steps > 1:
+        if window is not None and self.gradient_state.num_steps > 1:
             where += f", micro-batch {window.num_begun} of its window"
-        loader = self._gradient_state.active_dataloader
+        loader = self.gradient_state.active_dataloader
         if loader is not None:
             where += f", batch {loader.num_drawn} of the data loader"
         notify_of_loss(value, where)
@@ -183,7 +165,7 @@ class MicroBatches:
     def note_step(self) -> None:
         """Note that an optimizer has stepped: its phase ends, and a backward outside blocks is of the next update."""
         self._has_stepped = True
-        clock = self._clock
+        clock = self.clock
         if clock is not None:
             now = read_clock()
             clock.note(("step", now))
@@ -192,39 +174,25 @@ class MicroBatches:
 
     def note_local_training(self, model: Any, *, is_on: bool) -> None:
         """Note that `LocalSGD` has begun or ended: each rank steps with its own gradients of a model in between."""
-        for member in self._members.inside(model):
+        for member in self.members.inside(model):
             if member.notes is not None:
                 member.notes.trains_alone = is_on
                 member.notes.own_state = "LocalSGD"
-        self._weighing.note_local_training()
+        self.weighing.note_local_training()
 
     def note_average(self) -> None:
         """Note that `LocalSGD` has averaged: only there have all ranks made the same number of steps."""
-        if self._safepoint is not None:
-            self._safepoint.count(updated=True)
+        if self.safepoint is not None:
+            self.safepoint.count(updated=True)
 
-    def _weigh(
-        self, block: MicroBatchBlock | None, weight: Any, reduction: str
-    ) -> tuple[float | torch.Tensor, bool, bool]:
-        """Return the factor of the loss, True if an update may follow, and True if the backward waits for the ranks."""
-        window = None if block is None else block.window
-        if block is None:
-            self._act_between_updates()
-            factor, ends = self._weighing.factor_outside_blocks(weight, reduction), True
-        else:
-            factor = self._weighing.count_and_weigh(block, weight, reduction)
-            ends = self._gradient_state.sync_gradients
-        syncs = ends and self._num_processes > 1 and waits_for_ranks(window, self._members)
-        if window is None and self._clock is not None and (syncs or self._num_processes == 1):
-            self._clock.note_window((1, 0.0))  # An update without `accumulate` is a window of its own.
-        return factor, ends, syncs
-
-    def _act_between_updates(self) -> None:
-        """Save, change settings or stop where neither a block nor a loader begins the next micro-batch."""
-        due = self._has_stepped and self._safepoint is not None and self._safepoint.is_due
-        self._has_stepped = False
-        if due and self._safepoint is not None and not self._gradient_state.in_dataloader:
-            self._safepoint.act()
+    def _weigh_outside_blocks(self, weight: Any, reduction: str) -> float | torch.Tensor:
+        """Return the factor of a loss; save, change settings or stop first, where no loader does it."""
+        safepoint, has_stepped, self._has_stepped = self.safepoint, self._has_stepped, False
+        if has_stepped and safepoint is not None and safepoint.is_due and not self.gradient_state.in_dataloader:
+            safepoint.act()
+        if self.clock is not None and (self.num_processes == 1 or waits_for_ranks(None, self.members)):
+            self.clock.note_window((1, 0.0))  # An update without `accumulate` is a window of its own.
+        return self.weighing.factor_outside_blocks(weight, reduction)
 
     def _models_in_reach(self) -> Sequence[InReach]:
         """Return the models that this backward may reach, for ranks that watch which ones it does reach.
@@ -232,9 +200,9 @@ class MicroBatches:
         The versions show which of several models a backward has reached. For a single model they are None: it has
         reached that one, and reading all versions would take time.
         """
-        if self._num_processes == 1 or not (self._rules.guards or self._rank_check is not None):
+        if not (self.rules.guards or self.rank_check is not None):
             return ()
-        synced_models = self._members.synced_models
+        synced_models = self.members.synced_models
         if len(synced_models) == 1 and synced_models[0].notes.forwards:
             return [(synced_models[0], None)]
         return [
@@ -253,22 +221,25 @@ class MicroBatches:
         syncs: bool,
     ) -> None:
         """Compute the gradients; if that fails, the window is broken off."""
-        clock, is_watched = self._clock, False
+        clock, is_watched = self.clock, False
         try:
-            if clock is not None and ((now := read_clock()) > clock.send_at or (syncs and now >= clock.watch_at)):
-                is_watched = clock.attend(now, syncs=syncs)
+            if clock is not None:
+                now = read_clock()
+                clock.note(("forward", now))
+                if now > clock.send_at or (syncs and now >= clock.watch_at):
+                    is_watched = clock.attend(now, syncs=syncs)
             if is_watched and loss.requires_grad:
                 loss.register_hook(self._mark_computed)
             if self.scaler is not None:
                 loss = self.scaler.scale(loss)
-            if (given := kwargs.pop("gradient", None)) is not None:
+            if kwargs and (given := kwargs.pop("gradient", None)) is not None:
                 gradient = given * (factor.to(given) if isinstance(factor, torch.Tensor) else factor)
             else:
                 gradient = self._initial.of(loss, factor)
             if isinstance(factor, torch.Tensor) or factor:
                 backward(loss, gradient, kwargs)
             else:
-                with without_sparse_rows(self._members.models_and_leaves):
+                with without_sparse_rows(self.members.models_and_leaves):
                     backward(loss, gradient, kwargs)
             if is_watched and clock is not None:
                 clock.end_watched()
@@ -279,17 +250,17 @@ class MicroBatches:
 
     def _mark_computed(self, _: torch.Tensor) -> None:
         # Callbacks run in the order in which they were queued, and DDP queues its wait for the ranks later.
-        assert self._clock is not None
-        torch.autograd.Variable._execution_engine.queue_callback(self._clock.mark_computed)  # noqa: SLF001
+        assert self.clock is not None
+        torch.autograd.Variable._execution_engine.queue_callback(self.clock.mark_computed)  # noqa: SLF001
 
     def _synchronise_others(self, *, ends: bool) -> None:
         """Synchronise what no module does: gradients of leaf tensors, and where a window ends, shared buffers."""
-        if reduce_leaves(self._members.leaves):
-            self._members.leaf_notes.num_synced += 1
+        if reduce_leaves(self.members.leaves):
+            self.members.leaf_notes.num_synced += 1
         if not ends:
             return
-        block = self._gradient_state.block
-        for buffers in self._members.shared_buffers:
+        block = self.gradient_state.block
+        for buffers in self.members.shared_buffers:
             if block is None or buffers.member in block.members:
                 buffers.broadcast()
 
@@ -323,30 +294,11 @@ class MicroBatchBlock:
     it: only the garbage collector would free such a cycle.
     """
 
-    __slots__ = (
-        "_clock",
-        "_gradient_state",
-        "_num_drawn",
-        "_rules",
-        "_safepoint",
-        "_switchable",
-        "_switched_off",
-        "_warn_once",
-        "free",
-        "is_put_off",
-        "members",
-        "num_backwards",
-        "outer",
-        "probes",
-        "window",
-    )  # fmt: skip
-
     def __init__(
         self,
         members: list[Member],
         gradient_state: GradientState,
         rules: Rules,
-        *,
         clock: PhaseClock | None,
         safepoint: Safepoint | None,
         warn_once: Warner,
@@ -360,10 +312,8 @@ class MicroBatchBlock:
         self.window = gradient_state.window_of(members)
         self._switchable = [member for member in members if member.switch_off is not SwitchOff.NEVER]
         """Members that a window may switch off."""
-        self.probes = [
-            next((parameter for parameter in member.parameters() if parameter.requires_grad), None)
-            for member in members
-        ]
+        first = (next((tensor for tensor in member.parameters() if tensor.requires_grad), None) for member in members)
+        self.probes = [parameter for parameter in first if parameter is not None]
         """A trained parameter of each member: its version shows whether the weights were changed, and its gradient
         whether there are gradients. So no walk through the model is needed."""
         self.num_backwards = 0
@@ -376,14 +326,6 @@ class MicroBatchBlock:
         """Members that are switched off for this micro-batch, each with its state before."""
         self.outer: MicroBatchBlock | None = None
         """The block around this one."""
-
-    def copy(self) -> MicroBatchBlock:
-        """Return a block for the same models, to be entered inside this one."""
-        twin = object.__new__(MicroBatchBlock)
-        for name in MicroBatchBlock.__slots__:
-            setattr(twin, name, getattr(self, name))
-        twin.free = True
-        return twin
 
     def __enter__(self) -> None:
         gradient_state, window, loaders = self._gradient_state, self.window, self._gradient_state.active_loaders
@@ -422,10 +364,7 @@ class MicroBatchBlock:
             switch_back(self._switched_off)
             self._switched_off = []
         self.free = True
-        if not gradient_state.sync_gradients:
-            if self._rules.guards and kind is None:
-                self._check_untouched()
-        elif kind is None and self._clock is not None:
+        if gradient_state.sync_gradients and kind is None and self._clock is not None:
             if gradient_state.active_loaders.active is None:  # A prepared loader marks the end of a step itself.
                 self._clock.note((None, read_clock()))
             self._clock.note_window((window.num_begun, window.weights.total))
@@ -459,7 +398,7 @@ class MicroBatchBlock:
 
     def _check_untouched(self) -> None:
         for probe, version in zip(self.probes, self.window.gradients.weight_versions, strict=False):
-            if probe is not None and probe._version != version:  # noqa: SLF001
+            if probe._version != version:  # noqa: SLF001
                 self._warn_once(
                     "touched",
                     "the weights changed inside a window, before its update: was an optimizer stepped that prepare() "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import math
 import types
 import warnings
@@ -13,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from notebook_launcher.training.accumulation.members import parameters_of
+from notebook_launcher.training.accumulation.members import have_gradients, parameters_of
 from notebook_launcher.training.accumulation.weighing import rescale
 from notebook_launcher.training.plugins import check_limit
 from notebook_launcher.training.spread_tensors import whole_tensor
 from notebook_launcher.training.user_warnings import Warner
-from notebook_launcher.wording import class_name, first_few, plural, type_of
+from notebook_launcher.wording import class_name, first_few
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -35,55 +36,35 @@ if TYPE_CHECKING:
 # The end of a window: prepared optimizers clip and step, there and nowhere else.
 
 
+@dataclasses.dataclass(kw_only=True, eq=False)
 class Updates:
-    """The updates of an Accelerator's prepared optimizers.
+    """The updates of an Accelerator's prepared optimizers."""
 
-    Args:
-        gradient_state: The state of accumulation.
-        members: Models and tensors that are trained.
-        optimizers: The prepared optimizers.
-        rules: The differences from Accelerate.
-        weighing: Corrects windows.
-        checks: Refuses steps whose gradients are not whole.
-        num_processes: Ranks that train together.
-        max_grad_norm: Clip the gradients to this total norm before each step; None: do not.
-        scaler: Scales fp16 losses; None in other precisions.
-        note_step: Called after each step.
-        present: Returns the parameters that are trained now, for those of a list from before the model was sharded.
-    """
+    gradient_state: GradientState
+    members: Members
+    optimizers: LiveOptimizers
+    rules: Rules
+    weighing: Weighing
+    """Corrects windows."""
+    rank_check: RankCheck | None
+    """Compares the ranks' weights; None if they are not compared."""
+    warn_once: Warner
+    num_processes: int
+    max_grad_norm: float | None
+    """Clip the gradients to this total norm before each step; None: do not."""
+    scaler: torch.amp.GradScaler | None
+    """Scales fp16 losses; None in other precisions."""
+    note_step: Callable[[], None]
+    """Called after each step."""
+    present: Callable[..., Any]
+    """Returns the parameters that are trained now, for those of a list from before the model was sharded."""
+    last_grad_norm: torch.Tensor | None = None
+    """The total norm before the last clipping."""
+    steps_made: int = 0
+    """Steps of all prepared optimizers so far, skipped ones included."""
 
-    def __init__(
-        self,
-        gradient_state: GradientState,
-        members: Members,
-        optimizers: LiveOptimizers,
-        rules: Rules,
-        weighing: Weighing,
-        checks: StepChecks,
-        *,
-        num_processes: int,
-        max_grad_norm: float | None,
-        scaler: torch.amp.GradScaler | None,
-        note_step: Callable[[], None],
-        present: Callable[..., Any],
-    ) -> None:
-        self.optimizers = optimizers
-        self.present = present
-        """Returns the parameters that are trained now."""
-        self.max_grad_norm = max_grad_norm
-        self.last_grad_norm: torch.Tensor | None = None
-        """The total norm before the last clipping."""
-        self.steps_made = 0
-        """Steps of all prepared optimizers so far, skipped ones included."""
-        self._gradient_state = gradient_state
-        self.members = members
-        self._rules = rules
-        self._weighing = weighing
-        self._checks = checks
-        self._num_processes = num_processes
-        self._scaler = scaler
-        self._note_step = note_step
-        self.scaling = GradientScaling(scaler, gradient_state, optimizers)
+    def __post_init__(self) -> None:
+        self.scaling = GradientScaling(self.scaler, self.gradient_state, self.optimizers)
         """The steps with scaled gradients, in fp16."""
 
     def observe(self) -> dict[str, Any]:
@@ -98,55 +79,56 @@ class Updates:
         for prepared in self.optimizers:  # each leaves its Updates out, so that it pickles by itself
             prepared._updates = self  # noqa: SLF001 - ours
 
-    def step(self, prepared: AcceleratedOptimizer, closure: Callable[[], Any] | None) -> tuple[Any, bool]:
-        """Step where the window ends; return the result of the optimizer, and True if the step was skipped."""
-        gradient_state = self._gradient_state
+    def step(self, prepared: AcceleratedOptimizer, closure: Callable[[], Any] | None) -> Any:
+        """Step where the window ends; return the result of the optimizer."""
+        gradient_state = self.gradient_state
         block = gradient_state.block
-        if self._rules.guards and block is not None:
-            self._check_window(prepared, block, closure)
+        if self.rules.guards and block is not None:
+            key = id(prepared), id(block.window)
+            if closure is not None or not block.num_backwards or key not in self.members.looked_up.covered:
+                self._check_window(prepared, block, closure)
         if not gradient_state.sync_gradients or self._puts_off(block):
-            return None, prepared.step_was_skipped
-        if self._rules.guards:
+            return None
+        if self.rules.guards:
             if len(gradient_state.windows) > 1:
-                self._checks.check_complete(prepared)
-            if self._num_processes > 1:
-                self._checks.check_synced(prepared)
+                self._check_complete(prepared)
+            if self.num_processes > 1:
+                self._check_synced(prepared)
         optimizer: Any = prepared.optimizer
-        if closure is None and self._scaler is None and self.max_grad_norm is None:
-            outcome, skipped = optimizer.step(), prepared.step_was_skipped
+        if closure is None and self.scaler is None and self.max_grad_norm is None:
+            outcome = optimizer.step()
         else:
-            outcome, skipped = self._step_with_more(prepared, closure)
-            if (rank_check := self._checks.rank_check) is not None:
+            outcome = self._step_with_more(prepared, closure)
+            if (rank_check := self.rank_check) is not None:
                 rank_check.forgotten.checked = None  # An overflow may have left out the step that was checked.
         self.steps_made += 1
         if block is not None:
             block.window.has_stepped = True
-        self._note_step()
-        return outcome, skipped
+        self.note_step()
+        return outcome
 
-    def _step_with_more(self, prepared: AcceleratedOptimizer, closure: Callable[[], Any] | None) -> tuple[Any, bool]:
+    def _step_with_more(self, prepared: AcceleratedOptimizer, closure: Callable[[], Any] | None) -> Any:
         """Step with a closure, a scaler or clipping."""
         if self.max_grad_norm is not None and closure is not None:
             closure = self._clipping(closure, prepared, self.max_grad_norm)
         elif self.max_grad_norm is not None:
             self._clip(parameters_of(prepared), self.max_grad_norm, 2.0, [prepared])
-        if self._scaler is not None:
+        if self.scaler is not None:
             return self.scaling.step(prepared, closure)
         optimizer: Any = prepared.optimizer
         if closure is None:
-            return optimizer.step(), prepared.step_was_skipped
-        with self._weighing.in_closure():
-            return optimizer.step(closure), prepared.step_was_skipped
+            return optimizer.step()
+        with self.weighing.in_closure():
+            return optimizer.step(closure)
 
     def _check_window(
         self, prepared: AcceleratedOptimizer, block: MicroBatchBlock, closure: Callable[[], Any] | None
     ) -> None:
         """Check a step inside `accumulate`, and let models join its window."""
-        window = block.window
+        window, covered = block.window, self.members.looked_up.covered
         if closure is not None or block.num_backwards == 0:
-            self._checks.check_window(block, closure)
-        covered, key = self.members.looked_up.covered, (id(prepared), id(window))
-        if window.num_gathered and key not in covered:
+            self._check_block(block, closure)
+        if window.num_gathered and (key := (id(prepared), id(window))) not in covered:
             owned = self.members.owned_by(prepared.optimizer).members
             if owned and all(member in window.members for member in owned):
                 covered.add(key)
@@ -164,25 +146,25 @@ class Updates:
             members = [member for member in members if not window.holds([member]) and member.has_gradients()]
         if not members:
             return
-        others = [other for other in self._gradient_state.windows.values() if other is not window]
+        others = [other for other in self.gradient_state.windows.values() if other is not window]
         if any(other.num_gathered and other.holds(members) for other in others):
             return
         window.joined += members
-        if self._gradient_state.sync_gradients and not window.knows_its_weight:
+        if self.gradient_state.sync_gradients and not window.knows_its_weight:
             # The window has ended, and has corrected the models that it knew.
             rescale(window.outside(members), window.weights.correction, window.gradients.old)
 
     def _puts_off(self, block: MicroBatchBlock | None) -> bool:
         """Put the update off, and return True, if the window has not ended: its last micro-batch was left out."""
-        if block is None or block.num_backwards or not self._gradient_state.lacks_end(block):
+        if block is None or block.num_backwards or not self.gradient_state.lacks_end(block):
             return False
-        block.is_put_off, self._gradient_state.sync_gradients = True, False  # Schedulers wait, too.
+        block.is_put_off, self.gradient_state.sync_gradients = True, False  # Schedulers wait, too.
         return True
 
     def may_clear(self, prepared: AcceleratedOptimizer) -> bool:
         """Return True if `zero_grad()` clears; the gradients then count as not synchronised."""
-        gradient_state = self._gradient_state
-        if self._rules.zero_grad_drops_window:
+        gradient_state = self.gradient_state
+        if self.rules.zero_grad_drops_window:
             return gradient_state.sync_gradients
         if gradient_state.loaded:
             return False
@@ -192,7 +174,7 @@ class Updates:
         if gathers and (id(prepared), id(current)) in self.members.looked_up.covered:
             return False
         if block is not None and not (block.window.num_gathered or block.window.has_stepped):
-            self._checks.check_clearing(block)
+            self._check_clearing(block)
         lookup = self.members.owned_by(prepared.optimizer)
         owned, shared = lookup.members, lookup.shared
         if self._are_gathered(owned, block if ends else None):
@@ -213,7 +195,7 @@ class Updates:
             owned: Members of an optimizer.
             ended: The block of this micro-batch, if its window ends here.
         """
-        for window in self._gradient_state.windows.values():
+        for window in self.gradient_state.windows.values():
             if not (window.num_gathered or window.gradients.has_foreign):
                 continue
             if ended is not None and window is ended.window and (ended.num_backwards or window.has_stepped):
@@ -240,15 +222,15 @@ class Updates:
 
     def _clips_now(self) -> bool:
         """Return True where a window ends; by Accelerate's rules also inside a window."""
-        gradient_state = self._gradient_state
-        is_wanted = gradient_state.sync_gradients or self._rules.clip_inside_window
+        gradient_state = self.gradient_state
+        is_wanted = gradient_state.sync_gradients or self.rules.clip_inside_window
         return is_wanted and not self._puts_off(gradient_state.block)
 
     def _all_corrected(self, parameters: Any) -> Any:
         """Return the parameters that are to be clipped, after their models have joined the window that has ended."""
-        window = self._gradient_state.current
+        window = self.gradient_state.current
         correction = 1.0 if window is None else window.weights.correction
-        if window is None or not self._rules.guards or (type(correction) is float and correction == 1.0):
+        if window is None or not self.rules.guards or (type(correction) is float and correction == 1.0):
             return parameters
         listed = list(given_parameters(parameters))
         clipped = set(map(id, listed))
@@ -280,6 +262,102 @@ class Updates:
         """Release the optimizers."""
         self.optimizers.clear()
         self.scaling.clear()
+
+    # Refusals of a step whose gradients are not whole, or are one rank's alone.
+
+    def _check_complete(self, prepared: AcceleratedOptimizer) -> None:
+        """Raise RuntimeError if another window than the current one gathers gradients that this step would use."""
+        gradient_state = self.gradient_state
+        owned = self.members.owned_by(prepared.optimizer).members
+        for key, window in gradient_state.windows.items():
+            if window is not gradient_state.current and window.num_gathered and key and window.holds(owned):
+                raise RuntimeError(
+                    f"step(): this {type(prepared.optimizer).__name__} also updates models whose window is still open, "
+                    f"with {window.num_begun} of {window.full_size} micro-batches. Pass all models of an optimizer "
+                    "to the same accumulate(), as in accumulate(encoder, decoder), or give each model an optimizer."
+                )
+
+    def _check_block(self, block: MicroBatchBlock, closure: Callable[[], Any] | None) -> None:
+        """Raise ValueError for a closure in a window of several micro-batches; warn of a backward of torch's own."""
+        window = block.window
+        if closure is not None and (window.num_begun > 1 or not self.gradient_state.sync_gradients):
+            raise ValueError(
+                f"step(closure) in a window of {window.full_size} micro-batches: the closure computes one of them, and "
+                "the step needs the gradient of all. Call backward(loss) before step(), without a closure; LBFGS "
+                "and others that call their closure again need gradient_accumulation_steps=1."
+            )
+        lacks_backward = closure is None and window.full_size > 1 and block.num_backwards == 0
+        if lacks_backward and window.gradients.has_unnoted(block.members):
+            self._note_foreign(window)
+
+    def _check_clearing(self, block: MicroBatchBlock) -> None:
+        """Note a backward of torch's own before a `zero_grad()` inside a window, which then keeps the gradients."""
+        window = block.window
+        is_unknown = window.gradients.was_clear and not window.gradients.has_foreign
+        if window.full_size > 1 and is_unknown and have_gradients(block.probes):
+            self._note_foreign(window)
+
+    def _note_foreign(self, window: Window) -> None:
+        window.gradients.has_foreign = True
+        self.warn_once(
+            "backward of torch",
+            "a micro-batch of accumulate() has gradients and called no accelerator.backward(loss). loss.backward() "
+            f"alone adds the {window.full_size} micro-batches of a window up: that is their mean only if the loss "
+            "is divided by their number, and if they are of equal size. Write accelerator.backward(loss), and do "
+            "not divide.",
+        )
+
+    def _check_synced(self, prepared: AcceleratedOptimizer) -> None:
+        """Raise RuntimeError if gradients of this optimizer are one rank's alone, unless `LocalSGD` wants that."""
+        owned = self.members.owned_by(prepared.optimizer)
+        for member in owned.members:
+            notes = member.notes
+            if notes is not None and notes.trains_alone:
+                return
+            if not member.is_synced and member.has_gradients():
+                if notes is None or not self.members.are_set_by_hand(notes):
+                    raise RuntimeError(
+                        f"step(): the gradients of {member.describe()} were not synchronised, so the ranks' weights "
+                        f"would diverge. {member.explain_unsynced()}"
+                    )
+                self._check_foreign(member)
+            elif notes is not None and not notes.answered:
+                self._check_foreign(member)
+        if owned.local and (local := [parameter for parameter in owned.local if parameter.grad is not None]):
+            raise RuntimeError(_describe_local(prepared.optimizer, local, self.members))
+        if self.rank_check is not None:
+            self.rank_check.forgotten.checked = id(prepared.optimizer)
+
+    def _check_foreign(self, member: Member) -> None:
+        """Have the ranks compare gradients that no backward of the Accelerator has computed, now and then."""
+        if self.rank_check is not None and member.has_gradients():
+            self.rank_check.gradients.compare(member)
+
+
+def _describe_local(optimizer: torch.optim.Optimizer, parameters: list[torch.Tensor], members: Members) -> str:
+    """Return the message that nothing synchronises these parameters, and why."""
+    mine = {id(parameter) for parameter in parameters}
+    inside = [model for model in members.models if any(id(parameter) in mine for parameter in model.parameters())]
+    shapes = first_few([str(tuple(parameter.shape)) for parameter in parameters])
+    if inside:
+        name = class_name(getattr(inside[0], "module", inside[0]))
+        why = (
+            f"were frozen, or not yet part of the {name}, when prepare() wrapped it. Unfreeze or add them first and "
+            "call prepare() then, after accelerator.free_memory() if it was called for this model before; for stages "
+            "that train other layers, give DistributedDataParallelKwargs(find_unused_parameters=True) and freeze after "
+            "prepare()."
+        )
+    else:
+        why = (
+            "belong to no model that prepare() was given. Write `model, optimizer = accelerator.prepare(model, "
+            "optimizer)`, with each model and leaf tensor that the optimizer updates. Prepare the model to average "
+            "gradients by hand, too."
+        )
+    return (
+        f"step(): nothing synchronised the gradients of {len(parameters)} parameters of this "
+        f"{type(optimizer).__name__} (shapes {shapes}), so the ranks' weights "
+        f"would diverge: they {why}"
+    )
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -328,8 +406,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         """
         if self._updates is None:
             return self.optimizer.step(closure)
-        outcome, self._is_overflow = self._updates.step(self, closure)
-        return outcome
+        return self._updates.step(self, closure)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients, unless a window has gathered some that no step has used."""
@@ -407,15 +484,8 @@ def clip_value_(parameters: Any, clip_value: float) -> None:
 
 def given_parameters(given: Any) -> Iterable[torch.Tensor]:
     """Return the parameters that a call was given: one, several, or a model for all of its own."""
-    if isinstance(given, torch.Tensor):
-        return [given]
     parameters: Iterable[torch.Tensor] = given.parameters() if isinstance(given, torch.nn.Module) else given
-    try:
-        return iter(parameters)
-    except TypeError:
-        raise TypeError(
-            f"Gradients of {type_of(given)} cannot be clipped. Pass parameters, such as model.parameters(), or a model."
-        ) from None
+    return [given] if isinstance(given, torch.Tensor) else parameters
 
 
 def _by_mesh(parameters: Any) -> dict[Any, list[torch.Tensor]]:
@@ -456,27 +526,25 @@ def _largest(gradients: list[Any]) -> torch.Tensor:
 # Steps with the scaled gradients of fp16: they are unscaled once for each update, and the scale follows the steps.
 
 
+@dataclasses.dataclass(eq=False)
 class GradientScaling:
     """Steps and unscales the prepared optimizers of an Accelerator with its `GradScaler`; without one, does nothing."""
 
-    def __init__(
-        self, scaler: torch.amp.GradScaler | None, gradient_state: GradientState, optimizers: LiveOptimizers
-    ) -> None:
-        self._scaler = scaler
-        self._gradient_state = gradient_state
-        self._optimizers = optimizers
-        self._unscaled: set[int] = set()
-        """Ids of the optimizers whose gradients were unscaled since their last step."""
-        self._stepped: set[int] = set()
-        """Ids of the optimizers that have stepped since the scale was updated last."""
+    scaler: torch.amp.GradScaler | None
+    gradient_state: GradientState
+    optimizers: LiveOptimizers
+    _unscaled: set[int] = dataclasses.field(default_factory=set)
+    """Ids of the optimizers whose gradients were unscaled since their last step."""
+    _stepped: set[int] = dataclasses.field(default_factory=set)
+    """Ids of the optimizers that have stepped since the scale was updated last."""
 
-    def step(self, prepared: AcceleratedOptimizer, closure: Callable[[], Any] | None) -> tuple[Any, bool]:
-        """Step with scaled gradients; return the result of the optimizer, and True if the step was skipped."""
+    def step(self, prepared: AcceleratedOptimizer, closure: Callable[[], Any] | None) -> Any:
+        """Step with scaled gradients, and note if that was skipped; return the result of the optimizer."""
         if closure is not None:
             raise ValueError(
                 "step(closure) cannot be used with fp16: its gradients are scaled. Use bf16, or no closure."
             )
-        scaler = self._scaler
+        scaler = self.scaler
         assert scaler is not None
         happened: list[bool] = []
         handle = prepared.optimizer.register_step_post_hook(lambda *_: happened.append(True))
@@ -487,26 +555,27 @@ class GradientScaling:
         # GradScaler always calls an optimizer that skips by itself (`fused=True`).
         skips_inside = getattr(prepared.optimizer, "_step_supports_amp_scaling", False)
         found = scaler._per_optimizer_states[id(prepared.optimizer)]["found_inf_per_device"]  # noqa: SLF001 - no public name
-        skipped = bool(skips_inside) and any(float(flag) for flag in found.values())
+        skipped_inside = bool(skips_inside) and any(float(flag) for flag in found.values())
+        prepared._is_overflow = skipped_inside or not happened  # noqa: SLF001 - ours
         self._unscaled.discard(id(prepared))
         self._stepped.add(id(prepared))
         # GradScaler.update() must run once, after all optimizers have stepped, because it forgets which were unscaled.
-        if len(self._stepped) >= len(self._optimizers):
+        if len(self._stepped) >= len(self.optimizers):
             self.update()
-        return outcome, skipped or not happened
+        return outcome
 
     def update(self) -> torch.amp.GradScaler | None:
         """Update the scale by the steps since its last update; return the scaler, None in other precisions.
 
         Gradients that other windows have gathered by then get the new scale, because more will be added to them.
         """
-        scaler = self._scaler
+        scaler = self.scaler
         if self._stepped and scaler is not None:
-            opened = [window for window in self._gradient_state.windows.values() if window.num_gathered]
+            opened = [window for window in self.gradient_state.windows.values() if window.num_gathered]
             before = _scale_of(scaler).clone() if opened else torch.ones(())
             done = {
                 id(parameter)
-                for prepared in self._optimizers
+                for prepared in self.optimizers
                 if id(prepared) in self._stepped or id(prepared) in self._unscaled
                 for parameter in parameters_of(prepared)
             }
@@ -529,8 +598,8 @@ class GradientScaling:
         Raises:
             ValueError: An optimizer was not prepared.
         """
-        known = {id(ours): prepared for prepared in self._optimizers for ours in (prepared, prepared.optimizer)}
-        chosen = self._optimizers if given is None else given
+        known = {id(ours): prepared for prepared in self.optimizers for ours in (prepared, prepared.optimizer)}
+        chosen = self.optimizers if given is None else given
         listed = [chosen] if id(chosen) in known or not isinstance(chosen, Iterable) else list(chosen)
         for optimizer in listed:
             if id(optimizer) not in known:
@@ -542,12 +611,11 @@ class GradientScaling:
 
     def unscale(self, optimizers: Iterable[AcceleratedOptimizer]) -> None:
         """Undo the scaling of fp16 gradients, once for each update."""
-        scaler = self._scaler
+        scaler = self.scaler
         if scaler is None:
             return
         for prepared in optimizers:
-            has_gradients = any(parameter.grad is not None for parameter in parameters_of(prepared))
-            if id(prepared) not in self._unscaled and has_gradients:
+            if id(prepared) not in self._unscaled and have_gradients(parameters_of(prepared)):
                 scaler.unscale_(prepared.optimizer)
                 self._unscaled.add(id(prepared))
 
@@ -597,122 +665,6 @@ class LiveOptimizers:
 
 
 # --------------------------------------------------------------------------------------------------------------------
-# Refusals of a step whose gradients are not whole, or are one rank's alone.
-
-
-class StepChecks:
-    """Checks the gradients of an optimizer before it steps.
-
-    Args:
-        gradient_state: The state of accumulation.
-        members: Models and tensors that are trained.
-        rank_check: Compares the ranks' weights; None if they are not compared.
-        warn_once: Gives each warning once for each Accelerator.
-    """
-
-    def __init__(
-        self, gradient_state: GradientState, members: Members, rank_check: RankCheck | None, warn_once: Warner
-    ) -> None:
-        self._gradient_state = gradient_state
-        self._members = members
-        self.rank_check = rank_check
-        self._warn_once = warn_once
-
-    def check_complete(self, prepared: AcceleratedOptimizer) -> None:
-        """Raise RuntimeError if another window than the current one gathers gradients that this step would use."""
-        gradient_state = self._gradient_state
-        owned = self._members.owned_by(prepared.optimizer).members
-        for key, window in gradient_state.windows.items():
-            if window is not gradient_state.current and window.num_gathered and key and window.holds(owned):
-                raise RuntimeError(
-                    f"step(): this {type(prepared.optimizer).__name__} also updates models whose window is still open, "
-                    f"with {window.num_begun} of {window.full_size} micro-batches. Pass all models of an optimizer "
-                    "to the same accumulate(), as in accumulate(encoder, decoder), or give each model an optimizer."
-                )
-
-    def check_window(self, block: MicroBatchBlock, closure: Callable[[], Any] | None) -> None:
-        """Raise ValueError for a closure in a window of several micro-batches; warn of a backward of torch's own."""
-        window = block.window
-        if closure is not None and (window.num_begun > 1 or not self._gradient_state.sync_gradients):
-            raise ValueError(
-                f"step(closure) in a window of {window.full_size} micro-batches: the closure computes one of them, and "
-                "the step needs the gradient of all. Call backward(loss) before step(), without a closure; LBFGS "
-                "and others that call their closure again need gradient_accumulation_steps=1."
-            )
-        lacks_backward = closure is None and window.full_size > 1 and block.num_backwards == 0
-        if lacks_backward and window.gradients.has_unnoted(block.members):
-            self._note_foreign(window)
-
-    def check_clearing(self, block: MicroBatchBlock) -> None:
-        """Note a backward of torch's own before a `zero_grad()` inside a window, which then keeps the gradients."""
-        window = block.window
-        if window.full_size > 1 and not window.gradients.has_foreign and window.gradients.has_gained(block.probes):
-            self._note_foreign(window)
-
-    def _note_foreign(self, window: Window) -> None:
-        window.gradients.has_foreign = True
-        self._warn_once(
-            "backward of torch",
-            "a micro-batch of accumulate() has gradients and called no accelerator.backward(loss). loss.backward() "
-            f"alone adds the {window.full_size} micro-batches of a window up: that is their mean only if the loss "
-            "is divided by their number, and if they are of equal size. Write accelerator.backward(loss), and do "
-            "not divide.",
-        )
-
-    def check_synced(self, prepared: AcceleratedOptimizer) -> None:
-        """Raise RuntimeError if gradients of this optimizer are one rank's alone, unless `LocalSGD` wants that."""
-        owned = self._members.owned_by(prepared.optimizer)
-        for member in owned.members:
-            notes = member.notes
-            if notes is not None and notes.trains_alone:
-                return
-            if not member.is_synced and member.has_gradients():
-                if notes is None or not self._members.are_set_by_hand(notes):
-                    raise RuntimeError(
-                        f"step(): the gradients of {member.describe()} were not synchronised, so the ranks' weights "
-                        f"would diverge. {member.explain_unsynced()}"
-                    )
-                self._check_foreign(member)
-            elif notes is not None and not notes.answered:
-                self._check_foreign(member)
-        if owned.local and (local := [parameter for parameter in owned.local if parameter.grad is not None]):
-            raise RuntimeError(_describe_local(prepared.optimizer, local, self._members))
-        if self.rank_check is not None:
-            self.rank_check.forgotten.checked = id(prepared.optimizer)
-
-    def _check_foreign(self, member: Member) -> None:
-        """Have the ranks compare gradients that no backward of the Accelerator has computed, now and then."""
-        if self.rank_check is not None and member.has_gradients():
-            self.rank_check.gradients.compare(member)
-
-
-def _describe_local(optimizer: torch.optim.Optimizer, parameters: list[torch.Tensor], members: Members) -> str:
-    """Return the message that nothing synchronises these parameters, and why."""
-    mine = {id(parameter) for parameter in parameters}
-    inside = [model for model in members.models if any(id(parameter) in mine for parameter in model.parameters())]
-    shapes = first_few([str(tuple(parameter.shape)) for parameter in parameters])
-    if inside:
-        name = class_name(getattr(inside[0], "module", inside[0]))
-        why = (
-            f"were frozen, or not yet part of the {name}, when prepare() wrapped it. Unfreeze or add them first and "
-            "call prepare() then, after accelerator.free_memory() if it was called for this model before; for stages "
-            "that train other layers, give DistributedDataParallelKwargs(find_unused_parameters=True) and freeze after "
-            "prepare()."
-        )
-    else:
-        why = (
-            "belong to no model that prepare() was given. Write `model, optimizer = accelerator.prepare(model, "
-            "optimizer)`, with each model and leaf tensor that the optimizer updates. Prepare the model to average "
-            "gradients by hand, too."
-        )
-    return (
-        f"step(): nothing synchronised the gradients of {len(parameters)} parameters of this "
-        f"{type(optimizer).__name__} (shapes {shapes}), so the ranks' weights "
-        f"would diverge: they {why}"
-    )
-
-
-# --------------------------------------------------------------------------------------------------------------------
 # A learning-rate scheduler that advances once for each update, and the rates that it will give.
 
 
@@ -747,7 +699,7 @@ class AcceleratedScheduler:
         self.step_with_optimizer = step_with_optimizer
         self.steps_per_update = steps_per_update
         self.gradient_state = gradient_state
-        self._warn_once = Warner()
+        self.warn_once = Warner()
 
     def step(self, *args: Any, **kwargs: Any) -> None:
         """Advance, if the window has ended and its update was not skipped for an overflow."""
@@ -756,7 +708,7 @@ class AcceleratedScheduler:
             return
         if self.gradient_state is not None and not self.gradient_state.sync_gradients:
             if self.gradient_state.has_left_window:
-                self._warn_once(
+                self.warn_once(
                     "left window",
                     "scheduler.step() did not advance: the loop was left inside a window of micro-batches, and a "
                     "prepared scheduler takes a step for each update. Leave the loop where accelerator.sync_gradients "
@@ -809,13 +761,7 @@ def preview(scheduler: Any, updates: int | None, group: int, *, steps_per_update
     if updates is None:
         left = [getattr(scheduler, planned, None) for planned in PLANNED]
         updates = next((number for number in left if isinstance(number, int) and number > 0), FEW)
-    if isinstance(updates, bool) or not isinstance(updates, int) or updates < 1:
-        raise ValueError(f"preview(updates={updates!r}): the number of updates must be a whole number, at least 1.")
     rates = _Rates(optimizer)
-    if not 0 <= group < len(rates.param_groups):
-        raise ValueError(
-            f"preview(group={group!r}): the optimizer has {plural(len(rates.param_groups), 'parameter group')}."
-        )
     # What a user's schedule refers to, such as the model, stays as it is.
     kept = {id(optimizer): rates, **{id(method): method for method in _methods_of(scheduler)}}
     follower, found = copy.deepcopy(scheduler, kept), []

@@ -6,16 +6,54 @@ import contextlib
 import copy
 import dataclasses
 import itertools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from notebook_launcher.training import operations
-from notebook_launcher.training.accumulation.weighing import LossOfTwo, compare_losses
 from notebook_launcher.training.unwrapping import unwrap_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+
+
+class LossOfTwo(NamedTuple):
+    """The losses of two micro-batches, beside the loss of both joined into one.
+
+    Accumulation adds up gradients of means. A loss that is divided by something else, such as the number of tokens of
+    the whole window, is not a mean over its micro-batch: if a window is cut short, its gradient is too large.
+    """
+
+    mean: float
+    """The weighted mean of the two."""
+    total: float
+    """Their sum."""
+    joined: float
+    """The loss of the samples of both."""
+
+    @property
+    def difference(self) -> float:
+        """Distance of the joined loss from the weighted mean of the two, relative to the larger."""
+        return _relative(self.joined, self.mean)
+
+    @property
+    def adds_up(self) -> bool:
+        """True if the joined loss is the sum of the two, so that the loss is not a mean over its micro-batch."""
+        return _relative(self.joined, self.total) < self.difference / 10
+
+    def __str__(self) -> str:
+        found = f"the loss of two micro-batches joined is {self.joined:.4g}, their weighted mean {self.mean:.4g}"
+        if self.adds_up:
+            return (
+                f"{found}, and their sum {self.total:.4g}. The loss is not divided by what its own micro-batch holds. "
+                'Return the sum and pass it as backward(loss, weight=num_tokens, reduction="sum"), or divide by the '
+                "micro-batch's own number and pass that as weight=."
+            )
+        return f"{found}. Pass as weight= what the loss is the mean over, such as the tokens that are not padding."
+
+
+def _relative(a: float, b: float) -> float:
+    return abs(a - b) / (max(abs(a), abs(b)) or 1.0)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +148,7 @@ def check_accumulation(
     with _set_aside(inner, named):
         accumulated = _accumulate(accelerator, model, weighted, loss_function, named)
         full = _full_batch(accelerator, inner, gathered, loss_function)
-        losses = compare_losses(inner, gathered, loss_function, accelerator.device)
+        losses = _compare_losses(inner, gathered, loss_function, accelerator.device)
     scale = max((float(grad.abs().max()) for grad in full.values()), default=0.0) or 1.0
     parameter, difference = max(
         ((name, float((accumulated[name] - full[name]).abs().max())) for name in full), key=lambda pair: pair[1]
@@ -196,3 +234,27 @@ def _full_batch(
         for name, parameter in alone.named_parameters()
         if parameter.requires_grad
     }
+
+
+def _compare_losses(
+    model: torch.nn.Module,
+    batches: list[tuple[Any, float]],
+    loss_function: Callable[[Any, Any], torch.Tensor],
+    device: torch.device,
+) -> LossOfTwo | None:
+    """Compare the first two micro-batches that have a weight, given with their weights; None: they cannot be joined."""
+    chosen = [(batch, weight) for batch, weight in batches if weight > 0][:2]
+    if len(chosen) < 2:
+        return None
+
+    def loss_of(batch: Any) -> float:
+        return float(loss_function(model, operations.send_to_device(batch, device)))
+
+    with torch.no_grad():
+        losses, weights = [loss_of(batch) for batch, _ in chosen], [weight for _, weight in chosen]
+        try:
+            joined = loss_of(operations.concatenate([batch for batch, _ in chosen]))
+        except (TypeError, ValueError, RuntimeError, IndexError):
+            return None  # sequences of different lengths, or a function for one size of batch
+    mean = sum(loss * weight for loss, weight in zip(losses, weights, strict=True)) / sum(weights)
+    return LossOfTwo(mean, sum(losses), joined)

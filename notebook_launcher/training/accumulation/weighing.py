@@ -20,12 +20,11 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 import torch
 import torch.distributed as dist
 
-from notebook_launcher.training import operations
 from notebook_launcher.training.spread_tensors import has_values, is_spread, part_of_gradient
 from notebook_launcher.training.user_warnings import users_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping
 
     from notebook_launcher.training.accumulation.members import Member, Members
     from notebook_launcher.training.accumulation.micro_batches import MicroBatchBlock
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
     from notebook_launcher.training.data.rows import Round
     from notebook_launcher.training.parallelism.mesh import Layout
     from notebook_launcher.training.plugins import Rules
-    from notebook_launcher.training.process.process_state import ProcessState
     from notebook_launcher.training.user_warnings import Warner
 
 
@@ -50,7 +48,6 @@ WeightKind: TypeAlias = Literal["given", "counted", "equal"]
 """Sources of the weights of a window's micro-batches; `Weights.kind` explains each."""
 
 
-@dataclasses.dataclass(slots=True)
 class Weights:
     """The weights of a window's micro-batches, all of one kind.
 
@@ -62,20 +59,19 @@ class Weights:
     """`"given"` if each rank alone knows the weights of its micro-batches, by `weight=` or by the rows of a ready
     batch; `"counted"` if a prepared loader knows the samples of all ranks; `"equal"` if the first micro-batch came
     from no prepared loader, so that a full one weighs 1; None before the first backward."""
-    unit: float = 1.0
+    unit = 1.0
     """The unit of weights: the size of a full micro-batch where weights are counted."""
     mine: float | torch.Tensor = 0.0
     """Sum of this rank's weights; a tensor if they were given on a GPU."""
     total: float | torch.Tensor = 0.0
     """Sum of all ranks' weights, a tensor on GPUs. Weights passed as `weight=` are summed when the window ends."""
-    correction: float | torch.Tensor = 1.0
-    """The factor by which the gradients were multiplied where the window ended."""
+    full: float | None = None
+    """What a full window would hold; None until the window's last backward."""
 
     def settle(self, kind: WeightKind, unit: float) -> None:
         """Take the kind and the unit of the first backward; raise ValueError for a later one of another kind."""
         if self.kind is None:
-            self.kind = kind
-            self.unit = unit
+            self.kind, self.unit = kind, unit
         elif (self.kind == "given") != (kind == "given"):
             have, miss = ("weight=", "none") if kind == "given" else ("no weight=", "one")
             raise ValueError(
@@ -83,24 +79,10 @@ class Weights:
                 "Pass weight= to every backward of a window, or to none."
             )
 
-    def add(self, mine: float | torch.Tensor, total: float) -> None:
-        """Add the weights of a micro-batch, of this rank and of all."""
-        self.mine += mine
-        self.total += total
-
-    def close(self, num_ranks: int, full_size: int, total: float | torch.Tensor | None = None) -> None:
-        """Set the correction of the window that ends: the weight of a full window by the weight that it held.
-
-        `Weighing.count_and_weigh` has divided each loss by the former, and `Weighing.correct` multiplies by this.
-
-        Args:
-            num_ranks: Ranks whose weights are summed.
-            full_size: Micro-batches of a full window.
-            total: The sum of all ranks' weights; None: `add` has summed it.
-        """
-        if total is not None:
-            self.total = total
-        self.correction = ratio(num_ranks * full_size * self.unit, self.total, 1.0)
+    @property
+    def correction(self) -> float | torch.Tensor:
+        """The weight of a full window, by which each loss was divided, by what the window held when it ended."""
+        return 1.0 if self.full is None else ratio(self.full, self.total, 1.0)
 
 
 PendingSum: TypeAlias = "tuple[torch.Tensor, dist.Work]"
@@ -120,48 +102,30 @@ class CountedRound(NamedTuple):
     """The weight of a full micro-batch."""
 
 
+@dataclasses.dataclass(kw_only=True, eq=False)
 class Weighing:
-    """Weighs the micro-batches of an Accelerator, on all ranks together.
+    """Weighs the micro-batches of an Accelerator, on all ranks together."""
 
-    Args:
-        gradient_state: The state of accumulation.
-        members: Models and tensors that are trained.
-        rules: The differences from Accelerate.
-        process: This process among its peers.
-        layout: The ranks that read different data: their weights are added up.
-        optimizers: The prepared optimizers.
-        scaler: Scales fp16 losses; None in other precisions.
-        warn_once: Gives each warning once for each Accelerator.
-    """
+    gradient_state: GradientState
+    members: Members
+    rules: Rules
+    optimizers: LiveOptimizers
+    scaler: torch.amp.GradScaler | None
+    """Scales fp16 losses; None in other precisions."""
+    warn_once: Warner
+    device: torch.device
+    layout: Layout
+    """The ranks that read different data: their weights are added up."""
+    _is_in_closure: bool = False
+    """True while an optimizer calls its closure, which may compute the gradients several times."""
+    _is_local: bool = False
+    """True if every rank trains by itself (`LocalSGD`), so that its windows are means over its own samples."""
+    _newest_round: CountedRound | None = None
+    """The round of the last micro-batch: neighbouring batches share one, so it is seldom another."""
 
-    def __init__(
-        self,
-        gradient_state: GradientState,
-        members: Members,
-        rules: Rules,
-        process: ProcessState,
-        layout: Layout,
-        optimizers: LiveOptimizers,
-        *,
-        scaler: torch.amp.GradScaler | None,
-        warn_once: Warner,
-    ) -> None:
-        self._is_in_closure = False
-        """True while an optimizer calls its closure, which may compute the gradients several times."""
-        self._is_local = False
-        """True if every rank trains by itself (`LocalSGD`), so that its windows are means over its own samples."""
-        self._newest_round: CountedRound | None = None
-        """The round of the last micro-batch: neighbouring batches share one, so it is seldom another."""
-        self._gradient_state = gradient_state
-        self._members = members
-        self._rules = rules
-        self._optimizers = optimizers
-        self._scaler = scaler
-        self._warn_once = warn_once
-        self._device = process.device
-        self._num_data_ranks = layout.num_data_ranks
-        self._data_rank = layout.data_rank
-        self._data_group = layout.data_group
+    def __post_init__(self) -> None:
+        self._num_data_ranks, self._data_rank = self.layout.num_data_ranks, self.layout.data_rank
+        self._data_group = self.layout.data_group
 
     @contextlib.contextmanager
     def in_closure(self) -> Iterator[None]:
@@ -175,16 +139,16 @@ class Weighing:
     def note_local_training(self) -> None:
         """Note if all members train alone now: `LocalSGD` has begun or ended that for some of them."""
         self._is_local = all(
-            member.notes is not None and member.notes.trains_alone for member in self._members.models_and_leaves
+            member.notes is not None and member.notes.trains_alone for member in self.members.models_and_leaves
         )
         self._newest_round = None
 
     def factor_outside_blocks(self, weight: Any, reduction: str) -> float | torch.Tensor:
         """Return the factor of a loss outside any block."""
-        num_steps = self._gradient_state.num_steps
-        if self._rules.nominal_divisor:
+        num_steps = self.gradient_state.num_steps
+        if self.rules.nominal_divisor:
             return 1.0 / num_steps
-        loader = self._gradient_state.active_loaders.active
+        loader = self.gradient_state.active_loaders.active
         if weight is None and loader is not None and num_steps == 1:
             weight = loader.current_rows  # of a ready batch, which this rank alone knows
         if weight is not None:
@@ -205,47 +169,39 @@ class Weighing:
     def count_and_weigh(self, block: MicroBatchBlock, weight: Any, reduction: str) -> float | torch.Tensor:
         """Count the backward in its block and window, and return the factor of its loss."""
         window = block.window
-        if self._rules.nominal_divisor:
+        if self.rules.nominal_divisor:
             window.num_gathered += 1
             block.num_backwards += 1
-            return 1.0 / self._gradient_state.num_steps
+            return 1.0 / self.gradient_state.num_steps
         weights, gradients, full_size = window.weights, window.gradients, window.full_size
-        is_last, loader = self._gradient_state.sync_gradients, self._gradient_state.active_loaders.active
+        is_last, loader = self.gradient_state.sync_gradients, self.gradient_state.active_loaders.active
         if weight is None and loader is not None:
             weight = loader.current_rows  # of a ready batch, which this rank alone knows
         # An earlier backward of this block has ended the window.
         is_corrected = is_last and block.num_backwards > 0
-        if window.num_gathered == 0 and not gradients.was_clear and self._rules.guards:
+        if window.num_gathered == 0 and not gradients.was_clear and self.rules.guards:
             self._check_trained(block)
         if window.num_gathered == 0 and (full_size > 1 or weight is not None):
-            gradients.keep_old(window, self._members, self._optimizers)
+            gradients.keep_old(window, self.members, self.optimizers)
         if full_size > 1 or block.num_backwards:
             self._check_gradients(block)
-        mine: float | torch.Tensor
-        if weight is None:
-            mine = self._weigh_counted(block, loader)
-        else:
-            given = self._given_weight(weight)
-            self._count(block, "given", given, 0.0, self._unit_of_given(given))
-            mine = given if reduction == "mean" else one_if_used(given)
-        if is_last and window.knows_its_weight:
-            # No gradient needs the correction yet, but a second backward of this block will.
-            weights.close(self._num_data_ranks, full_size)
-            return self._num_data_ranks * mine / (weights.total or 1.0)
-        # What a full window would hold; `Weights.close` corrects it by what the window held.
-        factor = mine / (full_size * weights.unit)
-        return factor * weights.correction if is_corrected else factor
-
-    def _count(
-        self, block: MicroBatchBlock, kind: WeightKind, mine: float | torch.Tensor, total: float, unit: float
-    ) -> None:
-        """Count a backward in its window, with its weights if it is the first of its micro-batch."""
-        window = block.window
-        window.weights.settle(kind, unit)
+        kind, mine, total, unit = self._weight_of(window, weight, loader)
+        if kind != weights.kind:
+            weights.settle(kind, unit)
         if block.num_backwards == 0:
-            window.weights.add(mine, total)
+            weights.mine += mine
+            weights.total += total
         window.num_gathered += 1
         block.num_backwards += 1
+        if reduction == "sum":
+            mine = one_if_used(mine)
+        if is_last and window.knows_its_weight:
+            # No gradient needs the correction yet, but a second backward of this block will.
+            weights.full = self._num_data_ranks * full_size * weights.unit
+            return self._num_data_ranks * mine / (weights.total or 1.0)
+        # By what a full window would hold; `correct` corrects it by what the window held.
+        factor = mine / (full_size * weights.unit)
+        return factor * weights.correction if is_corrected else factor
 
     def _check_gradients(self, block: MicroBatchBlock) -> None:
         """Warn before a backward if gradients are there that it must not be added to.
@@ -253,37 +209,39 @@ class Weighing:
         Raises:
             RuntimeError: The gradients of the window's earlier micro-batches were cleared.
         """
-        window, gradients, guards = block.window, block.window.gradients, self._rules.guards
+        window, gradients, guards = block.window, block.window.gradients, self.rules.guards
         if block.num_backwards == 0 and not gradients.are_untouched(window.num_gathered) and guards:
             self._warn_of_changed_gradients(block)
         if gradients.old and window.num_gathered == 0 and window.full_size > 1 and guards:
             self._warn_of_old_gradients(block)
         if guards and not self._is_in_closure and block.num_backwards >= max(1, len(block.members)):
-            self._warn_once(
+            self.warn_once(
                 "two backwards",
                 "two backwards in one accumulate(): the block is one micro-batch, so their losses add up, and at the "
                 "end of a window each one synchronises. Write backward(loss_a + loss_b), or a block for each "
                 "micro-batch.",
             )
 
-    def _weigh_counted(self, block: MicroBatchBlock, loader: ActiveLoader | None) -> float:
-        """Count a micro-batch by its samples; without a prepared loader, as a full micro-batch."""
-        weights = block.window.weights
+    def _weight_of(
+        self, window: Window, weight: Any, loader: ActiveLoader | None
+    ) -> tuple[WeightKind, float | torch.Tensor, float, float]:
+        """Return the kind of a micro-batch's weight, the weight on this rank and on all, and their unit."""
+        weights = window.weights
+        if weight is not None:
+            given = self._given_weight(weight)
+            return "given", given, 0.0, self._unit_of_given(given)
         counted = None if loader is None else self._newest_round
         # Each iteration of a loader makes rounds of its own, so the round shows if it is another one.
         if loader is not None and (counted is None or counted.round is not loader.current_round):
             counted = self._newest_round = self._count_round(loader)
         if loader is None or counted is None:
             mine = weights.unit if weights.kind == "counted" else 1.0
-            self._count(block, "equal", mine, mine * self._num_data_ranks, mine)
-            return mine
-        if loader.counts_otherwise or self._gradient_state.active_loaders.are_several:
-            self._check_counts(block.window, loader)
+            return "equal", mine, mine * self._num_data_ranks, mine
+        if loader.counts_otherwise or self.gradient_state.active_loaders.are_several:
+            self._check_counts(window, loader)
         unit = weights.unit if weights.kind == "counted" else counted.full
         per_weight = counted.full if weights.kind == "equal" else 1.0
-        mine = counted.mine / per_weight
-        self._count(block, "counted", mine, counted.total / per_weight, unit)
-        return mine
+        return "counted", counted.mine / per_weight, counted.total / per_weight, unit
 
     def _count_round(self, loader: ActiveLoader) -> CountedRound | None:
         """Return the present round of a loader; None if it is unknown, or of other ranks."""
@@ -295,29 +253,29 @@ class Weighing:
 
     def _check_counts(self, window: Window, loader: ActiveLoader) -> None:
         """Warn if the samples that the loader counts may not be the weight of the loss."""
-        if not self._rules.guards:
+        if not self.rules.guards:
             return
         if loader.counts_otherwise and (window.full_size > 1 or self._num_data_ranks > 1):
-            self._warn_once("counts otherwise", loader.counts_otherwise)
+            self.warn_once("counts otherwise", loader.counts_otherwise)
         expected = relative_weights(loader)
-        if any(relative_weights(other) != expected for other in self._gradient_state.active_loaders.in_step(loader)):
-            self._warn_once("zipped", _ZIPPED)
+        if any(relative_weights(other) != expected for other in self.gradient_state.active_loaders.in_step(loader)):
+            self.warn_once("zipped", _ZIPPED)
 
     def _given_weight(self, weight: Any) -> float | torch.Tensor:
         """Return the weight that the user gave; 0 for a repeated batch with which a rank only keeps step."""
-        looked_up = self._members.looked_up
+        looked_up = self.members.looked_up
         if looked_up.has_sparse_gradients is None:
-            looked_up.has_sparse_gradients = has_sparse_gradients(self._members.models_and_leaves)
+            looked_up.has_sparse_gradients = has_sparse_gradients(self.members.models_and_leaves)
         # A weight of 0 leaves the rows of sparse gradients out, so it must be known to be 0.
-        value = checked_weight(weight, self._device, reads=looked_up.has_sparse_gradients)
+        value = checked_weight(weight, self.device, reads=looked_up.has_sparse_gradients)
         weights = self._use_round_weights()
         repeats = weights is not None and not weights[self._data_rank] and (self._is_local or any(weights))
         return 0.0 if repeats else value
 
     def _use_round_weights(self) -> tuple[int, ...] | None:
         """Return the weights of all ranks' present batches, for a backward that weighs by them; None: unknown."""
-        loaders = self._gradient_state.active_loaders
-        if loaders.keeps_rounds and self._gradient_state.block is not None:
+        loaders = self.gradient_state.active_loaders
+        if loaders.keeps_rounds and self.gradient_state.block is not None:
             return self._weights_of_round(loaders.active, loaders.micro_batch_round)
         return self._weights_of_round(loaders.active, None if loaders.active is None else loaders.active.current_round)
 
@@ -334,9 +292,9 @@ class Weighing:
     def _unit_of_given(self, weight: float | torch.Tensor) -> float:
         # In fp16 a loss that is weighed with thousands of tokens overflows, so weights are taken
         # in multiples of the first, which all ranks agree on once.
-        if self._scaler is None:
+        if self.scaler is None:
             return 1.0
-        state = self._gradient_state
+        state = self.gradient_state
         if state.given_unit is None:
             state.given_unit = float(self._total(max(float(weight), 1.0))) / self._num_data_ranks
         return state.given_unit
@@ -344,16 +302,15 @@ class Weighing:
     def _total(self, weight: float | torch.Tensor) -> float | torch.Tensor:
         if self._num_data_ranks == 1 or self._is_local:
             return self._num_data_ranks * weight
-        total = as_total(weight, self._device)
+        total = as_total(weight, self.device)
         dist.all_reduce(total, group=self._data_group)
         return keep_or_read(total)
 
     def sum_weights(self, block: MicroBatchBlock) -> PendingSum | None:
         """Begin the all-reduce of the weights that only their ranks know, beside the backward."""
-        weights = block.window.weights
-        if weights.kind != "given" or self._num_data_ranks == 1 or self._is_local or block.num_backwards > 1:
+        if self._num_data_ranks == 1 or self._is_local or block.num_backwards > 1:
             return None
-        total = as_total(weights.mine, self._device)
+        total = as_total(block.window.weights.mine, self.device)
         return total, dist.all_reduce(total, group=self._data_group, async_op=True)
 
     def correct(self, block: MicroBatchBlock, pending: PendingSum | None) -> None:
@@ -362,15 +319,14 @@ class Weighing:
         A window that `knows_its_weight` needs no correction: the factor of its loss was the final one.
         """
         window, weights = block.window, block.window.weights
-        if self._rules.nominal_divisor or block.num_backwards > 1 or window.num_gathered == 0:
+        if self.rules.nominal_divisor or block.num_backwards > 1 or window.num_gathered == 0:
             return
-        total = None
         if pending is not None:
             pending[1].wait()
-            total = keep_or_read(pending[0])
+            weights.total = keep_or_read(pending[0])
         elif weights.kind == "given":
-            total = self._num_data_ranks * weights.mine
-        weights.close(self._num_data_ranks, window.full_size, total)
+            weights.total = self._num_data_ranks * weights.mine
+        weights.full = self._num_data_ranks * window.full_size * weights.unit
         named: Iterable[torch.Tensor] = (parameter for member in block.members for parameter in member.parameters())
         if window.joined:
             named = [*named, *window.outside(window.joined)]
@@ -378,10 +334,10 @@ class Weighing:
 
     def _check_trained(self, block: MicroBatchBlock) -> None:
         """Warn if gradients are left of a sharded model that no prepared optimizer trains."""
-        if len(self._optimizers):
+        if len(self.optimizers):
             return
-        if any(probe is not None and is_spread(probe) and has_values(probe.grad) for probe in block.probes):
-            self._warn_once(
+        if any(is_spread(probe) and has_values(probe.grad) for probe in block.probes):
+            self.warn_once(
                 "untrained",
                 "a sharded model has gradients that no optimizer has used or cleared. An optimizer that was made "
                 "before prepare() sharded the model has the whole parameters, and trains nothing. Prepare it, too: "
@@ -389,10 +345,10 @@ class Weighing:
             )
 
     def _warn_of_old_gradients(self, block: MicroBatchBlock) -> None:
-        if self._warn_once.has_warned("not fresh"):
+        if self.warn_once.has_warned("not fresh"):
             return
-        if any(probe is not None and has_values(probe.grad) for probe in block.probes):
-            self._warn_once(
+        if any(has_values(probe.grad) for probe in block.probes):
+            self.warn_once(
                 "not fresh",
                 "a window began with gradients that its models had already, from an update without zero_grad() or from "
                 "another model's loss: the window's are added to them. If they are not meant to be there, call "
@@ -401,9 +357,9 @@ class Weighing:
             )
 
     def _warn_of_changed_gradients(self, block: MicroBatchBlock) -> None:
-        if self._warn_once.has_warned("changed"):
+        if self.warn_once.has_warned("changed"):
             return
-        self._warn_once(
+        self.warn_once(
             "changed",
             "gradients were changed between two micro-batches of a window, by another model's loss or by your code: "
             "the update uses the changed gradients. If a loss passes through a model that it does not train, freeze "
@@ -550,82 +506,3 @@ def has_sparse_gradients(members: Iterable[Member]) -> bool:
     """Return True if a layer of these members names rows in its gradients, as `Embedding(sparse=True)` does."""
     modules = (module for member in members for module in getattr(member, "module", torch.nn.Module()).modules())
     return any(getattr(module, "sparse", False) is True for module in modules)
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# Check that a loss is the mean over its micro-batch, in the units in which micro-batches are weighed.
-#
-# Accumulation adds up gradients of means. A loss that is divided by something else, such as the number of tokens of
-# the whole window, is not a mean over its micro-batch: if a window is cut short, its gradient is too large.
-
-
-class LossOfTwo:
-    """The losses of two micro-batches, and the loss of both joined into one.
-
-    The joined loss is compared with the mean and the sum of the two.
-
-    Args:
-        first: Loss and weight of a micro-batch.
-        second: Loss and weight of another.
-        joined: Loss of the samples of both.
-    """
-
-    def __init__(self, first: tuple[float, float], second: tuple[float, float], joined: float) -> None:
-        (loss_a, weight_a), (loss_b, weight_b) = first, second
-        self.mean = (loss_a * weight_a + loss_b * weight_b) / (weight_a + weight_b)
-        self.total = loss_a + loss_b
-        self.joined = joined
-
-    @property
-    def difference(self) -> float:
-        """Distance of the joined loss from the weighted mean of the two, relative to the larger."""
-        return _relative(self.joined, self.mean)
-
-    @property
-    def adds_up(self) -> bool:
-        """True if the joined loss is the sum of the two, so that the loss is not a mean over its micro-batch."""
-        return _relative(self.joined, self.total) < self.difference / 10
-
-    def __str__(self) -> str:
-        found = f"the loss of two micro-batches joined is {self.joined:.4g}, their weighted mean {self.mean:.4g}"
-        if self.adds_up:
-            return (
-                f"{found}, and their sum {self.total:.4g}. The loss is not divided by what its own micro-batch holds. "
-                'Return the sum and pass it as backward(loss, weight=num_tokens, reduction="sum"), or divide by the '
-                "micro-batch's own number and pass that as weight=."
-            )
-        return f"{found}. Pass as weight= what the loss is the mean over, such as the tokens that are not padding."
-
-
-def compare_losses(
-    model: torch.nn.Module,
-    batches: Sequence[tuple[Any, float]],
-    loss_function: Callable[[Any, Any], torch.Tensor],
-    device: torch.device,
-) -> LossOfTwo | None:
-    """Return the losses of the first two micro-batches that have a weight; None if they cannot be joined.
-
-    Args:
-        model: Called as it is, without gradients.
-        batches: Micro-batches with their weights.
-        loss_function: `loss_function(model, batch)`.
-        device: Device on which the batches are needed.
-    """
-    chosen = [(batch, weight) for batch, weight in batches if weight > 0][:2]
-    if len(chosen) < 2:
-        return None
-
-    def loss_of(batch: Any) -> float:
-        return float(loss_function(model, operations.send_to_device(batch, device)))
-
-    with torch.no_grad():
-        first, second = ((loss_of(batch), weight) for batch, weight in chosen)
-        try:
-            joined = loss_of(operations.concatenate([batch for batch, _ in chosen]))
-        except (TypeError, ValueError, RuntimeError, IndexError):
-            return None  # sequences of different lengths, or a function for one size of batch
-    return LossOfTwo(first, second, joined)
-
-
-def _relative(a: float, b: float) -> float:
-    return abs(a - b) / (max(abs(a), abs(b)) or 1.0)

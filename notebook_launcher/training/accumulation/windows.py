@@ -5,13 +5,14 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import types
 import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
 
 from notebook_launcher.settings.option_checks import DEFAULT_STEPS, accumulation_steps
-from notebook_launcher.training.accumulation.members import ends_window, parameters_of
+from notebook_launcher.training.accumulation.members import have_gradients, parameters_of
 from notebook_launcher.training.accumulation.weighing import Weights
 from notebook_launcher.training.spread_tensors import has_values, part_of_gradient
 
@@ -34,34 +35,31 @@ if TYPE_CHECKING:
 # them out.
 
 
-@dataclasses.dataclass(slots=True)
 class Gradients:
     """What is known of the gradients that a window gathers; probes are a trained parameter of each of its models."""
 
-    weight_versions: list[int] = dataclasses.field(default_factory=list)
+    weight_versions: Sequence[int] = ()
     """Versions of the probes when the window began, which show whether the weights were changed inside it."""
-    was_clear: bool = False
+    was_clear = False
     """True if the probes had no gradients when the window began, or lost them since."""
-    old: dict[int, torch.Tensor] = dataclasses.field(default_factory=dict)
+    old: Mapping[int, torch.Tensor] = types.MappingProxyType({})
     """By the id of a parameter, a copy of the gradient that it had before the window, which needs no correction."""
     newest: tuple[torch.Tensor, int] | None = None
     """A parameter whose gradient the window has gathered, with the gradient's version after the last backward."""
-    has_foreign: bool = False
+    has_foreign = False
     """True if a backward of torch's own has written gradients of this window, which no `zero_grad` inside it clears."""
-
-    def begin(self, probes: Sequence[torch.Tensor | None]) -> None:
-        """Look at the weights and the gradients before the first micro-batch."""
-        self.weight_versions = [-1 if probe is None else probe._version for probe in probes]  # noqa: SLF001
-        self.was_clear = not _have_gradients(probes)
 
     def keep_old(self, window: Window, members: Members, optimizers: Iterable[torch.optim.Optimizer]) -> None:
         """Copy the gradients that are there before a window's first backward, for its correction, if there are any."""
         if not any(_may_count(probe.grad, window) for probe in _probes(window, members, optimizers)):
             return
-        for member in members.models_and_leaves:  # Any of them may join the window.
-            for parameter in member.parameters():
-                if parameter.grad is not None:
-                    self.old[id(parameter)] = part_of_gradient(parameter.grad).detach().clone()
+        everything = members.models_and_leaves  # Any of them may join the window.
+        parameters = (parameter for member in everything for parameter in member.parameters())
+        self.old = {
+            id(parameter): part_of_gradient(parameter.grad).detach().clone()
+            for parameter in parameters
+            if parameter.grad is not None
+        }
 
     def note_written(self, members: Iterable[Member]) -> None:
         """Note the version of a gradient of these members, which a backward has just written to."""
@@ -77,10 +75,6 @@ class Gradients:
         if known is None or (grad := known[0].grad) is None:
             return _find_gradient(members) is not None
         return known[1] >= 0 and grad._version != known[1]  # noqa: SLF001
-
-    def has_gained(self, probes: Iterable[torch.Tensor | None]) -> bool:
-        """Return True if the probes had no gradients in this window, and now there are some."""
-        return self.was_clear and _have_gradients(probes)
 
     def are_untouched(self, num_gathered: int) -> bool:
         """Return False if something else has changed the gradients of these earlier micro-batches.
@@ -100,10 +94,6 @@ class Gradients:
                 "prepared optimizer's zero_grad() instead: it keeps the gradients of a window that is open."
             )
         return False
-
-
-def _have_gradients(probes: Iterable[torch.Tensor | None]) -> bool:
-    return any([probe is not None and probe.grad is not None for probe in probes])  # noqa: C419 - takes half the time
 
 
 def _find_gradient(members: Iterable[Member]) -> tuple[torch.Tensor, int] | None:
@@ -191,15 +181,10 @@ class Window:
         self.weights, self.gradients = Weights(), Gradients()
         self.joined.clear()
 
-    def take_batch(self, iteration: object | None, num_drawn: int) -> bool:
-        """Note how many batches the loader has drawn; return False if none is new since the last micro-batch."""
-        before, self.num_drawn = self.num_drawn, num_drawn
-        return before != num_drawn or self.iteration is not iteration
-
     @property
     def knows_its_weight(self) -> bool:
         """True after a single backward that all ranks can count: its weight is the window's, if no other follows."""
-        return self.num_gathered == 1 and self.weights.kind in ("counted", "equal")
+        return self.num_gathered == 1 and self.weights.kind != "given"
 
     def holds(self, members: Iterable[Member]) -> bool:
         """Return True if the window gathers gradients of one of these members."""
@@ -370,7 +355,7 @@ class GradientState:
             self.windows[new.key] = new
         return self.windows[new.key]
 
-    def enter(self, window: Window, probes: Sequence[torch.Tensor | None]) -> Sequence[Abandoned]:
+    def enter(self, window: Window, probes: Sequence[torch.Tensor]) -> Sequence[Abandoned]:
         """Begin a micro-batch, before its block becomes `block`; return the windows whose gradients must be dropped.
 
         Args:
@@ -386,13 +371,13 @@ class GradientState:
         if loader is None:
             loops.is_out_of_step = may_differ and (loops.was_read_ahead or window.iteration is not None)
         else:
-            loops.is_out_of_step = may_differ and not window.take_batch(iteration, loader.num_drawn)
+            is_known = window.num_drawn == loader.num_drawn and window.iteration is iteration
+            loops.is_out_of_step, window.num_drawn = may_differ and is_known, loader.num_drawn
             if self.active_loaders.note_micro_batch(loader) > 1:
                 loops.left_out = LeftOutBatch(iteration, was_begun=False, was_last=False)
         if not with_loader:
             self.active_loaders.take_round()
         abandoned: Sequence[Abandoned] = ()
-        # Calls that have nothing to do are left out here: a tenth of a microsecond each, in every micro-batch.
         is_continued = not window.num_begun or iteration is window.iteration
         if len(self.windows) > 1 or window.is_broken or not is_continued:
             abandoned = self._abandoned(window, iteration)
@@ -400,15 +385,16 @@ class GradientState:
                 self._check_alone(window)
         if window.num_begun == 0:
             window.full_size, window.iteration = self._num_steps, iteration
-            window.gradients.begin(probes)
+            window.gradients.weight_versions = [probe._version for probe in probes]  # noqa: SLF001
+            window.gradients.was_clear = not have_gradients(probes)
         elif window.iteration is None:
             window.iteration = iteration
         window.num_begun += 1
         loops.num_blocks += 1
         # A number of steps that is set inside a window holds from the next one on.
         full_size = self._num_steps if self._rules.nominal_divisor else window.full_size
-        is_last = with_loader and self.active_loaders.is_at_end(loader)
-        self.sync_gradients = ends_window(window.num_begun, full_size, is_last=is_last)
+        is_last = with_loader and loader is not None and self.active_loaders.is_at_end(loader)
+        self.sync_gradients = window.num_begun >= full_size or is_last
         self._last = window
         return abandoned
 
@@ -460,24 +446,23 @@ class GradientState:
         if block.num_backwards == 0:
             was_last = (self.sync_gradients or block.is_put_off) and not failed
             self.loops.left_out = LeftOutBatch(window.iteration, was_begun=True, was_last=was_last)
-        if failed and block.num_backwards == 0:
-            window.num_begun -= 1
-            window.num_drawn = -1  # Its batch may be tried again.
-        elif block.is_put_off or self.lacks_end(block):
+            if failed:
+                window.num_begun -= 1
+                window.num_drawn = -1  # Its batch may be tried again.
+                return True
+        if block.is_put_off or (block.num_backwards == 0 and self.lacks_end(block)):
             window.is_broken = self.end_of_dataloader and self.plugin.sync_with_dataloader
             window.num_begun -= not window.is_broken  # Another micro-batch takes this one's place.
             return not window.is_broken
-        elif failed and self.sync_gradients:
+        if self.sync_gradients and failed:
             window.is_broken = True
         elif self.sync_gradients:
             window.reset()
         return True
 
     def lacks_end(self, block: MicroBatchBlock) -> bool:
-        """Return True if the last micro-batch of a window has had no backward yet, though earlier ones had."""
-        if not self.sync_gradients or self._rules.nominal_divisor:
-            return False
-        return block.window.num_gathered > 0 and block.num_backwards == 0
+        """Return True if the window of a block that had no backward yet ends with it, though earlier ones had some."""
+        return self.sync_gradients and not self._rules.nominal_divisor and block.window.num_gathered > 0
 
     @property
     def has_left_window(self) -> bool:
