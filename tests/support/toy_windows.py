@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -25,6 +27,11 @@ class Training:
     def loss(self, *rows: int) -> torch.Tensor:
         picked = list(rows)
         return mse(self.model(self.inputs[picked]), self.targets[picked])
+
+    def backward(self, *rows: int, **options: Any) -> None:
+        """Compute one micro-batch without a step."""
+        with self.accelerator.accumulate(self.model):
+            self.accelerator.backward(self.loss(*rows), **options)
 
     def micro_batch(self, *rows: int) -> bool:
         """Compute one micro-batch; return whether its window ended."""

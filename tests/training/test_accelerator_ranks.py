@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import DataLoader, TensorDataset
 
+from notebook_launcher import Accelerator, DistributedDataParallelKwargs, GradientAccumulationPlugin, GradScalerKwargs
 from notebook_launcher.training.accumulation.members import parameter_groups
 from tests.support.toy_training import full_gradient, make_data, make_model, sessions_fixture, shards_on_cpus
 
@@ -18,14 +21,20 @@ ranks = sessions_fixture(2, 3)
 
 
 def prepare(steps=1, model=None, **options):
-    from notebook_launcher import Accelerator
-
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=steps, **options)
     model = make_model(seed=accelerator.process_index) if model is None else model
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     model, optimizer = accelerator.prepare(model, optimizer)
     inputs, targets = make_data(4, seed=accelerator.process_index)
     return accelerator, model, optimizer, lambda: mse(model(inputs), targets)
+
+
+def micro_batch(accelerator, model, optimizer, loss, **options):
+    with accelerator.accumulate(model):
+        accelerator.backward(value := loss(), **options)
+        optimizer.step()
+        optimizer.zero_grad()
+    return value.detach()
 
 
 def weights(model):
@@ -41,10 +50,7 @@ def test_weights_of_ranks_start_and_stay_equal(ranks):
     def train():
         accelerator, model, optimizer, loss = prepare(steps=2)
         for _ in range(4):
-            with accelerator.accumulate(model):
-                accelerator.backward(loss())
-                optimizer.step()
-                optimizer.zero_grad()
+            micro_batch(accelerator, model, optimizer, loss)
         assert isinstance(model, torch.nn.parallel.DistributedDataParallel)
         return weights(accelerator.unwrap_model(model))
 
@@ -53,18 +59,13 @@ def test_weights_of_ranks_start_and_stay_equal(ranks):
 
 def count_reductions(steps, batches, sync_each_batch=None):
     """Return how many collectives each micro-batch made, as the process group itself counts them."""
-    from notebook_launcher import GradientAccumulationPlugin
-
     plugin = GradientAccumulationPlugin(num_steps=steps, sync_each_batch=sync_each_batch)
     accelerator, model, optimizer, loss = prepare(None, gradient_accumulation_plugin=plugin)
     group: Any = torch.distributed.group.WORLD
     counts = []
     for _ in range(batches):
         before = group._get_sequence_number_for_group()
-        with accelerator.accumulate(model):
-            accelerator.backward(loss())
-            optimizer.step()
-            optimizer.zero_grad()
+        micro_batch(accelerator, model, optimizer, loss)
         counts.append(group._get_sequence_number_for_group() - before)
     return counts
 
@@ -80,8 +81,6 @@ def test_gradients_are_reduced_once_for_each_window(ranks, steps, each, expected
 
 def test_leaf_tensors_are_synchronised(ranks):
     def train():
-        from notebook_launcher import Accelerator
-
         accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
         first = torch.full((2,), float(accelerator.process_index), requires_grad=True)
         second = torch.ones(3, requires_grad=True)
@@ -107,10 +106,6 @@ def test_optimizers_of_one_model_step_and_clear_in_turns(ranks, steps, accumulat
     """`a` and `b` are the steps of the two optimizers, `A` and `B` their `zero_grad`."""
 
     def train():
-        import contextlib
-
-        from notebook_launcher import Accelerator
-
         accelerator = Accelerator(cpu=True, gradient_accumulation_steps=steps if accumulates else 1)
         model = make_model().double()
         parts = [[*model.parameters()][:1], [*model.parameters()][1:]]
@@ -145,10 +140,6 @@ def test_optimizers_of_one_model_step_and_clear_in_turns(ranks, steps, accumulat
 
 def set_gradients(way, averages):
     """Train by gradients of `torch.autograd.grad`; `way` names what of model and optimizer is prepared, and how."""
-    import contextlib
-
-    from notebook_launcher import Accelerator
-
     accelerator = Accelerator(cpu=True, check_ranks=None if way != "not compared" else False)
     model = make_model(seed=0)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -213,8 +204,6 @@ def frozen_late():
 
 
 def leaf_by_hand():
-    from notebook_launcher import Accelerator
-
     accelerator = Accelerator(cpu=True)
     leaf = torch.ones(1, requires_grad=True)
     leaf, optimizer = accelerator.prepare(leaf, torch.optim.SGD([leaf], lr=0.1))
@@ -240,8 +229,6 @@ def by_a_method():
 
 def test_attributes_and_methods_of_a_prepared_model_are_reached_on_any_number_of_ranks(ranks):
     def use():
-        from notebook_launcher import Accelerator
-
         model = Accelerator(cpu=True).prepare(Encoder())
         model.scale, model.note = 3.0, "a new one"
         with pytest.raises(AttributeError) as absent:
@@ -273,61 +260,44 @@ def test_misuse_that_makes_ranks_diverge_is_refused(ranks, mistake, message):
         ranks.run(2, mistake)
 
 
-def test_no_sync_around_backward_only_warns(ranks):
-    def train():
-        import warnings
-
-        accelerator, model, optimizer, loss = prepare()
-        value = loss()
-        with warnings.catch_warnings(record=True) as caught, accelerator.no_sync(model):
-            warnings.simplefilter("always")
-            accelerator.backward(value)
-        optimizer.step()
-        return [str(warning.message) for warning in caught], weights(model)
-
-    results = ranks.run(2, train)
-    assert "no_sync() was around the backward only" in results[0][0][0]
-    assert_same([result[1] for result in results])
+def no_sync_around_backward_only():
+    accelerator, model, optimizer, loss = prepare()
+    value = loss()
+    with pytest.warns(UserWarning, match=r"no_sync\(\) was around the backward only"), accelerator.no_sync(model):
+        accelerator.backward(value)
+    optimizer.step()
+    return weights(model)
 
 
-def test_loss_backward_without_accelerator_is_synchronised(ranks):
-    def train():
-        _, model, optimizer, loss = prepare()
-        loss().backward()
-        optimizer.step()
-        return weights(model)
-
-    assert_same(ranks.run(2, train))
+def loss_backward():
+    _, model, optimizer, loss = prepare()
+    loss().backward()
+    optimizer.step()
+    return weights(model)
 
 
-def test_trigger_sync_in_backward_reduces_earlier_forwards(ranks):
-    def train():
-        accelerator, model, optimizer, loss = prepare()
-        with accelerator.no_sync(model):
-            first, second = loss(), loss()
-        accelerator.backward(first)
-        with accelerator.trigger_sync_in_backward(model):
-            accelerator.backward(second)
-        optimizer.step()
-        return weights(model)
+def triggered_later():
+    accelerator, model, optimizer, loss = prepare()
+    with accelerator.no_sync(model):
+        first, second = loss(), loss()
+    accelerator.backward(first)
+    with accelerator.trigger_sync_in_backward(model):
+        accelerator.backward(second)
+    optimizer.step()
+    return weights(model)
 
-    assert_same(ranks.run(2, train))
+
+@pytest.mark.parametrize("way", [no_sync_around_backward_only, loss_backward, triggered_later])
+def test_backwards_that_are_not_the_usual_ones_are_synchronised(ranks, way):
+    assert_same(ranks.run(2, way))
 
 
 def test_rank_that_ran_out_of_samples_continues_with_weight_zero(ranks):
     def train():
-        from torch.utils.data import DataLoader, TensorDataset
-
         accelerator, model, optimizer, _ = prepare(steps=2, even_batches=False)
         loader = accelerator.prepare(DataLoader(TensorDataset(*make_data(5)), 2))
-        num = 0
-        for inputs, targets in loader:
-            num += 1
-            with accelerator.accumulate(model):
-                accelerator.backward(mse(model(inputs), targets))
-                optimizer.step()
-                optimizer.zero_grad()
-        return num, weights(model)
+        losses = [micro_batch(accelerator, model, optimizer, lambda: mse(model(x), y)) for x, y in loader]  # noqa: B023
+        return len(losses), weights(model)
 
     results = ranks.run(3, train)
     assert [result[0] for result in results] == [1, 1, 1]
@@ -336,8 +306,6 @@ def test_rank_that_ran_out_of_samples_continues_with_weight_zero(ranks):
 
 def test_trigger_set_on_one_rank_is_seen_on_all(ranks):
     def train():
-        from notebook_launcher import Accelerator
-
         accelerator = Accelerator(cpu=True)
         seen = [accelerator.check_trigger()]
         if accelerator.is_last_process:
@@ -349,8 +317,6 @@ def test_trigger_set_on_one_rank_is_seen_on_all(ranks):
 
 def test_join_uneven_inputs_lets_ranks_with_more_batches_continue(ranks):
     def train():
-        from torch.utils.data import DataLoader, TensorDataset
-
         accelerator, model, optimizer, _ = prepare()
         loader = accelerator.prepare(DataLoader(TensorDataset(*make_data(6)), 2))
         num = 0
@@ -367,10 +333,7 @@ def test_join_uneven_inputs_lets_ranks_with_more_batches_continue(ranks):
 
 def test_join_uneven_inputs_is_refused_in_windows_of_several_micro_batches(ranks):
     def join() -> None:
-        from notebook_launcher import Accelerator
-
-        accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
-        model = accelerator.prepare(torch.nn.Linear(1, 1))
+        accelerator, model, _, _ = prepare(steps=2)
         with accelerator.join_uneven_inputs([model]):
             pass  # All ranks have as many batches.
         accelerator.join_uneven_inputs([model], even_batches=False).__enter__()
@@ -381,10 +344,6 @@ def test_join_uneven_inputs_is_refused_in_windows_of_several_micro_batches(ranks
 
 def test_buffers_that_stay_apart_come_without_a_warning(ranks):
     def train():
-        import warnings
-
-        from notebook_launcher import Accelerator, DistributedDataParallelKwargs
-
         options = DistributedDataParallelKwargs(broadcast_buffers=False)
         model = torch.nn.Linear(1, 1)
         model.register_buffer("rank", torch.tensor(torch.distributed.get_rank()))
@@ -401,22 +360,16 @@ def test_buffers_that_stay_apart_come_without_a_warning(ranks):
 @pytest.mark.parametrize("hook", ["fp16", "bf16", "power_sgd", "batched_power_sgd"])
 def test_communication_hooks_train(ranks, hook):
     def train():
-        from notebook_launcher import DistributedDataParallelKwargs
-
         options = {"matrix_approximation_rank": 1} if "power" in hook else {}
         handler = DistributedDataParallelKwargs(comm_hook=hook, comm_state_option=options)
         # Over 1 MiB, so that DDP makes several buckets of it where it may; a mean of so many linear models.
         model = torch.nn.Sequential(torch.nn.Linear(3, 200_000), torch.nn.AdaptiveAvgPool1d(1))
         accelerator, model, optimizer, loss = prepare(kwargs_handlers=[handler], model=model)
-        for group in optimizer.param_groups:
-            group["lr"] = 1e4
+        optimizer.param_groups[0]["lr"] = 1e4
         losses = []
         for _ in range(5):
-            value = loss()
-            accelerator.backward(value)
-            optimizer.step()
-            optimizer.zero_grad()
-            losses.append(accelerator.reduce(value.detach(), "mean").item())
+            value = micro_batch(accelerator, model, optimizer, loss)
+            losses.append(accelerator.reduce(value, "mean").item())
         return losses, [tensor.flatten()[:5].clone() for tensor in weights(model)]
 
     results = ranks.run(2, train)
@@ -430,12 +383,8 @@ def test_half_precision_trains_alike_on_several_ranks(ranks, precision):
         accelerator, model, optimizer, loss = prepare(steps=2, mixed_precision=precision)
         losses = []
         for _ in range(12):
-            with accelerator.accumulate(model):
-                value = loss()
-                accelerator.backward(value, weight=100 * (accelerator.process_index + 1))
-                optimizer.step()
-                optimizer.zero_grad()
-            losses.append(accelerator.reduce(value.detach(), "mean").item())
+            value = micro_batch(accelerator, model, optimizer, loss, weight=100 * (accelerator.process_index + 1))
+            losses.append(accelerator.reduce(value, "mean").item())
         skipped = accelerator.optimizer_step_was_skipped
         return losses, skipped, weights(accelerator.unwrap_model(model))
 
@@ -450,11 +399,9 @@ def test_overflow_on_one_rank_is_skipped_by_all(ranks):
         accelerator, model, optimizer, loss = prepare(steps=2, mixed_precision="fp16")
         before = weights(model)
         for _ in range(2):
-            with accelerator.accumulate(model):
-                value = loss()
-                accelerator.backward(value * float("inf") if accelerator.is_last_process else value)
-                optimizer.step()
-                optimizer.zero_grad()
+            micro_batch(
+                accelerator, model, optimizer, lambda: loss() * (torch.inf if accelerator.is_last_process else 1)
+            )
         unchanged = all(torch.equal(one, other) for one, other in zip(before, weights(model), strict=True))
         scaler: Any = accelerator.scaler
         return accelerator.optimizer_step_was_skipped, unchanged, scaler.get_scale()
@@ -464,8 +411,6 @@ def test_overflow_on_one_rank_is_skipped_by_all(ranks):
 
 def test_two_optimizers_share_one_scaler(ranks):
     def train():
-        from notebook_launcher import Accelerator, GradScalerKwargs
-
         scaler = GradScalerKwargs(init_scale=1024.0)
         accelerator = Accelerator(cpu=True, mixed_precision="fp16", max_grad_norm=0.5, kwargs_handlers=[scaler])
         generator, critic = accelerator.prepare(make_model(), make_model(seed=1))
@@ -490,8 +435,6 @@ def test_two_optimizers_share_one_scaler(ranks):
 
 def test_window_spans_batches_of_two_loaders(ranks):
     def train():
-        from torch.utils.data import DataLoader, TensorDataset
-
         accelerator, model, _, _ = prepare(steps=3, model=make_model())
         data = [make_data(8, seed=seed) for seed in (1, 2)]
         first, second = accelerator.prepare(
@@ -532,8 +475,6 @@ def test_check_accumulation_is_exact_on_several_ranks(ranks, sizes_by_rank):
 def test_sharded_model_accumulates_as_a_whole_one(ranks, sync_each_batch):
     def train(sharded):
         from torch.distributed.fsdp import fully_shard
-
-        from notebook_launcher import Accelerator, GradientAccumulationPlugin
 
         plugin = GradientAccumulationPlugin(num_steps=2, sync_each_batch=sync_each_batch)
         accelerator = Accelerator(cpu=True, gradient_accumulation_plugin=plugin)

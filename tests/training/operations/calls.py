@@ -11,8 +11,6 @@ from notebook_launcher.training import operations
 if TYPE_CHECKING:
     from notebook_launcher import Session
 
-__all__ = ["Record", "error_on_all", "on_all", "this_rank"]
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Record:

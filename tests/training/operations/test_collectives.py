@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from notebook_launcher.training import operations
+from notebook_launcher.training.operations.checking import collective_device, sending_device
 from tests.training.operations.calls import Record, on_all, this_rank
 
 
@@ -148,3 +150,52 @@ def test_reduce_scales_and_detaches(pair):
 
     scaled, needs_gradient = on_all(pair, reduce)
     assert (scaled.tolist(), scaled.requires_grad, needs_gradient) == ([0.5, 0.5], False, False)
+
+
+# Tensors that are made equally long on all ranks, and batches that are made divisible by their number.
+
+
+@pytest.mark.parametrize(("size", "num_processes", "padded"), [(6, 4, 8), (4, 2, 4), (1, 3, 3)])
+def test_pad_input_tensors_repeats_the_last_sample(size, num_processes, padded):
+    data = {"x": torch.arange(size), "none": None}
+    assert operations.pad_input_tensors(data, size, num_processes)["x"].tolist() == [
+        min(at, size - 1) for at in range(padded)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"pad_index": -1}, [[0, -1, -1], [1, 1, -1], [2, 2, 2]]),
+        ({"pad_first": True}, [[0, 0, 0], [0, 1, 1], [2, 2, 2]]),
+        ({"dim": -1, "pad_index": torch.tensor([9])}, [[0, 9, 9], [1, 1, 9], [2, 2, 2]]),
+        ({"dim": 1}, [[0], [1, 1], [2, 2, 2]]),
+    ],
+)
+def test_pad_across_processes_makes_all_as_long_as_the_longest(trio, options, expected):
+    def pad():
+        mine = torch.full((this_rank() + 1,), this_rank())
+        return operations.pad_across_processes({"x": mine, "none": None}, **options)["x"].tolist()
+
+    assert list(trio.run(pad)) == expected
+
+
+# The devices on which a group takes tensors, which sends and collectives share but for gloo on GPUs.
+
+
+@pytest.mark.parametrize(
+    ("group", "device", "sends_from", "reduces_on"),
+    [
+        ("cpu:gloo,cuda:gloo", "cpu", "cpu", "cpu"),
+        ("cpu:gloo,cuda:gloo", "cuda:1", "cpu", "cuda:1"),
+        ("cuda:nccl", "cpu", "cuda:1", "cuda:1"),
+        ("cuda:nccl", "cuda:1", "cuda:1", "cuda:1"),
+        ("cpu:gloo,cuda:nccl", "cpu", "cpu", "cpu"),
+        ("cpu:gloo,cuda:nccl", "cuda:1", "cuda:1", "cuda:1"),
+    ],
+)
+def test_group_sends_and_reduces_where_its_backends_can(monkeypatch, group, device, sends_from, reduces_on):
+    monkeypatch.setattr(dist, "get_backend_config", lambda: group)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    given = torch.device(device)
+    assert [sending_device(given), collective_device(given)] == [torch.device(sends_from), torch.device(reduces_on)]

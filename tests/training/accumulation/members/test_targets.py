@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import DataLoader, TensorDataset
 
-from notebook_launcher import Accelerator
-from tests.support.toy_training import (
-    full_gradient,
-    make_data,
-    make_model,
-    sessions_fixture,
-    shards_on_cpus,
-)
+from notebook_launcher import Accelerator, GradientAccumulationPlugin, LocalSGD
+from tests.support.toy_training import Sessions, full_gradient, make_data, make_model, sessions_fixture, shards_on_cpus
 
 mse = torch.nn.functional.mse_loss
 
 
-ranks = sessions_fixture(2, 3)
+ranks = sessions_fixture(1, 2)
 
 
 def accumulate(accelerator: Any, target: Any, call: Any, optimizer: Any, sizes: list[int]) -> list[torch.Tensor]:
@@ -43,32 +39,22 @@ def assert_gradient_of_all(grads: list[torch.Tensor], num_samples: int) -> None:
         torch.testing.assert_close(mine, wanted, atol=1e-6, rtol=1e-6)
 
 
-def test_model_that_was_never_prepared_accumulates_with_its_prepared_optimizer():
-    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=3)
-    model = make_model()
-    optimizer = accelerator.prepare(torch.optim.SGD(model.parameters(), lr=0.1))
-    assert_gradient_of_all(accumulate(accelerator, model, model, optimizer, [2, 1, 3]), 6)
-
-
-def test_gradients_of_an_unprepared_head_are_corrected_with_those_of_its_backbone():
+@pytest.mark.parametrize("prepares", ["the optimizer", "the backbone", "the head later"])
+def test_models_of_one_optimizer_accumulate_exactly_whatever_was_prepared(prepares):
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=3)
     model = make_model()
     backbone, head = model[:2], model[2]
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    backbone, optimizer = accelerator.prepare(backbone, optimizer)
-    grads = accumulate(accelerator, backbone, lambda inputs: head(backbone(inputs)), optimizer, [2, 1, 3])
-    assert_gradient_of_all(grads, 6)
-
-
-def test_parameter_group_added_later_belongs_to_the_window():
-    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=3)
-    model = make_model()
-    backbone, head = model[:2], model[2]
-    backbone, optimizer = accelerator.prepare(backbone, torch.optim.SGD(model[0].parameters(), lr=0.1))
-    with accelerator.accumulate(backbone):
-        pass  # what belongs to the backbone is looked up
-    accelerator.gradient_state.forget_windows()
-    optimizer.add_param_group({"params": list(head.parameters())})
+    if prepares == "the optimizer":
+        optimizer = accelerator.prepare(torch.optim.SGD(model.parameters(), lr=0.1))
+        assert_gradient_of_all(accumulate(accelerator, model, model, optimizer, [2, 1, 3]), 6)
+        return
+    known = model if prepares == "the backbone" else model[0]
+    backbone, optimizer = accelerator.prepare(backbone, torch.optim.SGD(known.parameters(), lr=0.1))
+    if prepares == "the head later":
+        with accelerator.accumulate(backbone):
+            pass  # what belongs to the backbone is looked up
+        accelerator.gradient_state.forget_windows()
+        optimizer.add_param_group({"params": list(head.parameters())})
     grads = accumulate(accelerator, backbone, lambda inputs: head(backbone(inputs)), optimizer, [2, 1, 3])
     assert_gradient_of_all(grads, 6)
 
@@ -89,14 +75,13 @@ def test_models_that_share_parameters_are_corrected_once():
 def test_accumulate_refuses_what_was_not_prepared():
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
     accelerator.prepare(make_model())
-    with pytest.raises(
-        ValueError, match=r"accumulate\(Sequential\): none of its parameters belongs to a model, .*copy"
+    for target, words in (
+        (make_model(), r"accumulate\(Sequential\): none of its parameters belongs to a model, .*copy"),
+        (torch.zeros(1, requires_grad=True), r"accumulate\(Tensor\): none of its parameters"),
+        (torch.nn.Tanh(), r"accumulate\(Tanh\): no parameters in it. Pass the model that prepare\(\)"),
     ):
-        accelerator.accumulate(make_model())
-    with pytest.raises(ValueError, match=r"accumulate\(Tensor\): none of its parameters"):
-        accelerator.accumulate(torch.zeros(1, requires_grad=True))
-    with pytest.raises(ValueError, match=r"accumulate\(Tanh\): no parameters in it. Pass the model that prepare\(\)"):
-        accelerator.accumulate(torch.nn.Tanh())
+        with pytest.raises(ValueError, match=words):
+            accelerator.accumulate(target)
 
 
 def test_overlapping_windows_are_refused():
@@ -105,19 +90,12 @@ def test_overlapping_windows_are_refused():
     inputs, targets = make_data(1)
     with accelerator.accumulate(left):
         accelerator.backward(mse(left(inputs), targets))
-    with (
-        pytest.raises(
-            ValueError,
-            match=r"accumulate\(Sequential, Sequential\): the window of accumulate\(Sequential\) is open, wi",
-        ),
-        accelerator.accumulate(left, right),
-    ):
-        pass
+    words = r"accumulate\(Sequential, Sequential\): the window of accumulate\(Sequential\) is open, wi"
+    with pytest.raises(ValueError, match=words):
+        accelerator.accumulate(left, right).__enter__()
 
 
 def test_window_that_a_break_left_is_dropped_for_another_set_of_models():
-    from torch.utils.data import DataLoader, TensorDataset
-
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=3)
     left, right = accelerator.prepare(make_model(0), make_model(1))
     loader = accelerator.prepare(DataLoader(TensorDataset(*make_data(3)), 1))
@@ -147,54 +125,45 @@ def test_optimizer_of_two_models_does_not_step_while_a_window_is_open():
                 both.step()
 
 
-def test_several_ranks_refuse_a_model_whose_optimizer_alone_was_prepared(ranks):
-    def train():
-        accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
-        model = make_model()
-        accelerator.prepare(torch.optim.SGD(model.parameters(), lr=0.1))
-        with accelerator.accumulate(model):
-            pass
-
-    with pytest.raises(
-        ValueError, match=r"the model was not\. Nothing would synchronise its gradients, and each of the 2"
-    ):
-        ranks.run(2, train)
+def optimizer_alone() -> None:
+    accelerator, model = Accelerator(cpu=True, gradient_accumulation_steps=2), make_model()
+    accelerator.prepare(torch.optim.SGD(model.parameters(), lr=0.1))
+    accelerator.accumulate(model)
 
 
-def test_several_ranks_refuse_to_step_an_unprepared_head(ranks):
-    def train():
-        accelerator = Accelerator(cpu=True)
-        model = make_model()
-        backbone, head = model[:2], model[2]
-        backbone, optimizer = accelerator.prepare(backbone, torch.optim.SGD(model.parameters(), lr=0.1))
-        accumulate(accelerator, backbone, lambda inputs: head(backbone(inputs)), optimizer, [2])
-
-    with pytest.raises(RuntimeError, match=r"2 parameters of this SGD \(shapes .*they belong to no model that prepare"):
-        ranks.run(2, train)
+def unprepared_head() -> None:
+    accelerator, model = Accelerator(cpu=True), make_model()
+    backbone, head = model[:2], model[2]
+    backbone, optimizer = accelerator.prepare(backbone, torch.optim.SGD(model.parameters(), lr=0.1))
+    accumulate(accelerator, backbone, lambda inputs: head(backbone(inputs)), optimizer, [2])
 
 
-@pytest.mark.parametrize("how", ["unfrozen", "added"])
-def test_several_ranks_refuse_to_step_parameters_that_came_after_prepare(ranks, how):
-    def train():
-        accelerator = Accelerator(cpu=True)
-        model = make_model()
-        if how == "unfrozen":
-            model[0].requires_grad_(False)
-        prepared, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
-        if how == "unfrozen":
-            model[0].requires_grad_(True)
-        else:
-            torch.manual_seed(0)  # the same weights on all ranks, whose gradients differ all the same
-            model.append(torch.nn.Linear(1, 1))
-            optimizer.add_param_group({"params": list(model[3].parameters())})
-        accumulate(accelerator, prepared, prepared, optimizer, [2])
-
-    with pytest.raises(RuntimeError, match="they were frozen, or not yet part of the Sequential, when prepare"):
-        ranks.run(2, train)
+def unfrozen_later() -> None:
+    accelerator, model = Accelerator(cpu=True), make_model()
+    model[0].requires_grad_(False)
+    prepared, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    model[0].requires_grad_(True)
+    accumulate(accelerator, prepared, prepared, optimizer, [2])
 
 
-def sharded_parameters(model: torch.nn.Module) -> list[Any]:
-    return list(model.parameters())
+def added_later() -> None:
+    accelerator, model = Accelerator(cpu=True), make_model()
+    prepared, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    torch.manual_seed(0)  # the same weights on all ranks, whose gradients differ all the same
+    model.append(torch.nn.Linear(1, 1))
+    optimizer.add_param_group({"params": list(model[3].parameters())})
+    accumulate(accelerator, prepared, prepared, optimizer, [2])
+
+
+@pytest.mark.parametrize(("mistake", "words"), [
+    (optimizer_alone, r"the model was not\. Nothing would synchronise its gradients, and each of the 2"),
+    (unprepared_head, r"2 parameters of this SGD \(shapes .*they belong to no model that prepare"),
+    (unfrozen_later, "they were frozen, or not yet part of the Sequential, when prepare"),
+    (added_later, "they were frozen, or not yet part of the Sequential, when prepare"),
+])  # fmt: skip
+def test_several_ranks_refuse_what_nothing_would_synchronise(ranks, mistake, words):
+    with pytest.raises((ValueError, RuntimeError), match=words):
+        ranks.run(2, mistake)
 
 
 @shards_on_cpus
@@ -204,8 +173,6 @@ def sharded_parameters(model: torch.nn.Module) -> list[Any]:
 def test_sharded_model_accumulates_exactly(ranks, prepared, each_batch, wrapped):
     def train():
         from torch.distributed.fsdp import fully_shard
-
-        from notebook_launcher import GradientAccumulationPlugin
 
         plugin = GradientAccumulationPlugin(num_steps=3, sync_each_batch=each_batch)
         accelerator = Accelerator(cpu=True, gradient_accumulation_plugin=plugin)
@@ -225,7 +192,7 @@ def test_sharded_model_accumulates_exactly(ranks, prepared, each_batch, wrapped)
             with accelerator.accumulate(torch.nn.ModuleList([model]) if wrapped else model):
                 accelerator.backward(mse(model(inputs[rows]), targets[rows]), weight=size)
                 if accelerator.sync_gradients:
-                    updates.append([parameter.grad.full_tensor() for parameter in sharded_parameters(model)])
+                    updates.append([parameter.grad.full_tensor() for parameter in model.parameters()])
                 optimizer.step()
                 optimizer.zero_grad()
         return updates, inputs[:4], targets[:4]
@@ -272,8 +239,6 @@ def test_no_sync_and_trigger_sync_find_the_model_inside(ranks, name):
 @pytest.mark.parametrize("name", ["compiled", "old name"])
 def test_local_sgd_finds_the_model_inside(ranks, name):
     def train():
-        from notebook_launcher import LocalSGD
-
         accelerator = Accelerator(cpu=True)
         raw: Any = make_model()
         model, optimizer = accelerator.prepare(raw, torch.optim.SGD(raw.parameters(), lr=0.1))
@@ -292,3 +257,135 @@ def test_local_sgd_finds_the_model_inside(ranks, name):
     (mine, averaged), (its, also) = ranks.run(2, train)
     assert not torch.equal(mine, its), "ranks do not train by themselves"
     assert torch.equal(averaged, also)
+
+
+# Models that a block trains though `accumulate` was given another one: they belong to its window, too.
+
+
+STEPS = 2
+
+
+def one_weight() -> torch.nn.Linear:
+    linear = torch.nn.Linear(1, 1, bias=False, dtype=torch.float64)
+    torch.nn.init.ones_(linear.weight)
+    return linear
+
+
+def train(
+    trained: str, order: str, num_samples: int, *, weighs: bool, shares: bool = False
+) -> list[tuple[float, float, float]]:
+    """Return the gradients of the unnamed and of the named model at each update, and their total norm."""
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=STEPS)
+    head, encoder, prompt = one_weight(), one_weight(), torch.ones(1, 1, dtype=torch.float64, requires_grad=True)
+    unnamed = [prompt] if trained == "a tensor" else list(encoder.parameters())
+    data: Any = torch.arange(1.0, num_samples + 1, dtype=torch.float64)[:, None]
+    parts = [[*unnamed, *head.parameters()]] if shares else [unnamed, list(head.parameters())]
+    head, encoder, prompt, loader, *optimizers = accelerator.prepare(
+        head, encoder, prompt, DataLoader(data, batch_size=2), *(torch.optim.SGD(part, lr=0.0) for part in parts)
+    )
+    both, found = [*unnamed, *head.parameters()], []
+    for numbers in loader:
+        with accelerator.accumulate(head):
+            if order == "clear, backward, step":
+                for optimizer in optimizers:
+                    optimizer.zero_grad()
+            loss = head(numbers * prompt if trained == "a tensor" else encoder(numbers)).mean()
+            accelerator.backward(loss, weight=len(numbers) if weighs else None)
+            norm = accelerator.clip_grad_norm_(both, 1e9) if order == "at the end" else None
+            if accelerator.sync_gradients or order != "at the end":
+                for optimizer in optimizers:
+                    optimizer.step()
+            if accelerator.sync_gradients:
+                gradients = [parameter.grad.item() for parameter in both]
+                found.append(
+                    (*gradients, sum(gradient**2 for gradient in gradients) ** 0.5 if norm is None else norm.item())
+                )
+            if accelerator.sync_gradients or order == "backward, step, clear":
+                for optimizer in optimizers:
+                    optimizer.zero_grad()
+    return found
+
+
+def means(num_ranks: int, num_samples: int) -> list[float]:
+    """Return the mean of the samples of each update; the last round is completed from the start of the epoch."""
+    samples = [float(number) for number in range(1, num_samples + 1)]
+    batches = [samples[at : at + 2] for at in range(0, num_samples, 2)]
+    if num_ranks == 2:
+        samples += samples[: -num_samples % 4]
+        batches = [samples[at : at + 2] for at in range(0, len(samples), 2)]
+    size = num_ranks * STEPS
+    windows = [list(itertools.chain(*batches[at : at + size])) for at in range(0, len(batches), size)]
+    return [sum(window) / len(window) for window in windows]
+
+
+ORDERS = ["backward, step, clear", "clear, backward, step", "at the end"]
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "trained", "shares"), [(1, "a tensor", True), (2, "a model", False), (2, "a tensor", True)]
+)
+def test_unnamed_model_has_the_gradient_of_the_whole_window(
+    ranks: Sessions, num_ranks: int, trained: str, *, shares: bool
+) -> None:
+    """Also if it shares its optimizer with the named one."""
+    cases = list(itertools.product(ORDERS, [8, 7, 13], [False, True]))
+
+    def train_all() -> list[list[tuple[float, float, float]]]:
+        return [train(trained, order, number, weighs=weighs, shares=shares) for order, number, weighs in cases]
+
+    for results in ranks.run(num_ranks, train_all):
+        for case, found in zip(cases, results, strict=True):
+            expected = [(mean, mean, mean * 2**0.5) for mean in means(num_ranks, case[1])]
+            assert found == [pytest.approx(numbers, abs=1e-9) for numbers in expected], case
+
+
+def test_gradients_that_no_step_uses_may_be_cleared_inside_a_window() -> None:
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=STEPS)
+    critic, maker = one_weight(), one_weight()
+    optimizers = torch.optim.SGD(critic.parameters(), lr=0.0), torch.optim.SGD(maker.parameters(), lr=0.0)
+    critic, maker, of_critic, of_maker = accelerator.prepare(critic, maker, *optimizers)
+    with accelerator.accumulate(maker):
+        accelerator.backward(critic(maker(torch.ones(1, 1, dtype=torch.float64))).mean())
+        of_maker.step()
+        of_maker.zero_grad()
+        of_critic.zero_grad()
+    assert critic.weight.grad is None
+    assert maker.weight.grad.item() == pytest.approx(1 / STEPS)
+
+
+# `LocalSGD`: each rank's gradients are means over its own samples, however many the other ranks have.
+
+
+def gradients(num_samples: int, num_steps: int, *, weighs: bool) -> list[float]:
+    accelerator = Accelerator(cpu=True, even_batches=False, gradient_accumulation_steps=num_steps)
+    model = torch.nn.Linear(1, 1, bias=False)
+    data: Any = torch.arange(1.0, num_samples + 1)[:, None]
+    model, optimizer, loader = accelerator.prepare(
+        model, torch.optim.SGD(model.parameters(), lr=0.0), DataLoader(data, batch_size=2)
+    )
+    found = []
+    with LocalSGD(accelerator, model, local_sgd_steps=100) as local:
+        for numbers in loader:
+            with accelerator.accumulate(model):
+                accelerator.backward(model(numbers).mean(), weight=len(numbers) if weighs else None)
+                if accelerator.sync_gradients:
+                    found.append(next(model.parameters()).grad.item())
+                optimizer.step()
+                optimizer.zero_grad()
+            local.step()
+    return found
+
+
+@pytest.mark.parametrize("weighs", [False, True])
+@pytest.mark.parametrize(("num_samples", "num_steps", "expected"), [
+    (8, 1, [[1.5, 5.5], [3.5, 7.5]]),
+    (7, 1, [[1.5, 5.5], [3.5, 7.0]]),
+    (6, 1, [[1.5, 5.5], [3.5, 0.0]]),  # Rank 1 has no second batch.
+    (7, 2, [[3.5], [14 / 3]]),
+    (11, 2, [[3.5, 9.5], [5.5, 11.0]]),
+])  # fmt: skip
+def test_local_gradient_is_the_mean_over_the_ranks_own_samples(
+    ranks: Sessions, num_samples: int, num_steps: int, expected: list[list[float]], *, weighs: bool
+) -> None:
+    found = ranks.run(2, lambda: gradients(num_samples, num_steps, weighs=weighs))
+    assert [pytest.approx(mine, abs=1e-5) for mine in expected] == list(found)

@@ -30,7 +30,7 @@ class LateRank:
         self.accelerator = Accelerator(cpu=True, **options)
         self.rank = self.accelerator.process_index
         self._store: Any = dist.distributed_c10d._get_default_store()
-        check = self.accelerator._micro_batches._rank_check
+        check = self.accelerator._micro_batches.rank_check
         assert check is not None
         record = group.record
 

@@ -18,11 +18,10 @@ from tests.support.toy_windows import Training, mse
 
 def test_optimizer_steps_only_where_the_window_ends():
     training = Training(steps=3)
-    before = {name: value.clone() for name, value in training.model.state_dict().items()}
-    assert [training.micro_batch(row) for row in range(2)] == [False, False]
-    torch.testing.assert_close(training.model.state_dict(), before)
-    assert training.micro_batch(2)
-    assert not torch.equal(training.model.state_dict()["0.weight"], before["0.weight"])
+    weight = training.model[0].weight
+    before = weight.detach().clone()
+    moved = [(training.micro_batch(row), not torch.equal(weight, before)) for row in range(3)]
+    assert moved == [(False, False), (False, False), (True, True)]
 
 
 def test_gradients_of_a_window_left_by_break_are_dropped():
@@ -33,8 +32,7 @@ def test_gradients_of_a_window_left_by_break_are_dropped():
         break
     with pytest.warns(UserWarning, match="a window of 4 micro-batches was left after 1"):
         for at, _ in enumerate(training.loader):
-            with training.accelerator.accumulate(training.model):
-                training.accelerator.backward(training.loss(at))
+            training.backward(at)
             if training.accelerator.sync_gradients:
                 break
     training.expect_gradient_of(0, 1, 2, 3)
@@ -45,8 +43,7 @@ def test_exception_before_the_backward_takes_the_micro_batch_back():
     with pytest.raises(ZeroDivisionError), training.accelerator.accumulate(training.model):
         _ = 1 / 0
     for row in range(2):
-        with training.accelerator.accumulate(training.model):
-            training.accelerator.backward(training.loss(row))
+        training.backward(row)
     assert training.accelerator.sync_gradients
     training.expect_gradient_of(0, 1)
 
@@ -64,8 +61,7 @@ def test_exception_inside_the_backward_drops_the_window():
     hook.remove()
     with pytest.warns(UserWarning, match="its gradients were dropped"):
         for row in range(2):
-            with training.accelerator.accumulate(training.model):
-                training.accelerator.backward(training.loss(row))
+            training.backward(row)
     training.expect_gradient_of(0, 1)
 
 
@@ -127,8 +123,7 @@ def test_two_sets_of_models_have_windows_of_their_own():
     critic, optimizer = training.accelerator.prepare(critic, optimizer)
     before = critic[0].weight.clone()
     for row in range(2):
-        with training.accelerator.accumulate(training.model):
-            training.accelerator.backward(training.loss(row))
+        training.backward(row)
         first = training.accelerator.sync_gradients
         with training.accelerator.accumulate(critic):
             training.accelerator.backward(mse(critic(training.inputs[:1]), training.targets[:1]))
@@ -166,13 +161,9 @@ def test_loop_without_accumulate_steps_after_a_window_that_was_left():
 
 def test_weight_for_some_micro_batches_only_is_refused():
     training = Training(steps=2)
-    with training.accelerator.accumulate(training.model):
-        training.accelerator.backward(training.loss(0), weight=3)
-    with (
-        pytest.raises(ValueError, match="got no weight= after micro-batches of the same window got one"),
-        training.accelerator.accumulate(training.model),
-    ):
-        training.accelerator.backward(training.loss(1))
+    training.backward(0, weight=3)
+    with pytest.raises(ValueError, match="got no weight= after micro-batches of the same window got one"):
+        training.backward(1)
 
 
 @pytest.mark.parametrize(
@@ -193,40 +184,31 @@ def test_backward_refuses_what_is_not_a_scalar_loss(loss, kwargs, error, message
         training.accelerator.backward(losses[loss], **kwargs)
 
 
-def test_weight_outside_of_accumulate_is_refused():
+def test_calls_that_a_window_cannot_take_are_refused():
     training = Training(steps=4)
     with pytest.raises(ValueError, match=r"weight=2\) outside of accumulate\(\) with gradient_accumulation_steps=4"):
         training.accelerator.backward(training.loss(0), weight=2)
-
-
-def test_accumulate_refuses_what_has_no_parameters():
-    training = Training()
     with pytest.raises(TypeError, match=r"accumulate\(str\): expected the models"):
         training.accelerator.accumulate("model")
-
-
-@pytest.mark.parametrize("set_to_none", [True, False])
-def test_clearing_the_model_inside_a_window_is_refused(set_to_none):
-    training = Training(steps=3)
-    training.micro_batch(0)
     with (
-        pytest.raises(RuntimeError, match=r"gradients of 1 earlier micro-batches .* cleared, by model.zero_grad\(\)"),
+        pytest.raises(ValueError, match=r"step\(closure\) in a window of 4 micro-batches"),
         training.accelerator.accumulate(training.model),
     ):
-        training.model.zero_grad(set_to_none=set_to_none)
-        training.accelerator.backward(training.loss(1))
+        training.optimizer.step(lambda: training.loss(0))
 
 
 @pytest.mark.parametrize("set_to_none", [True, False])
-def test_clearing_the_model_at_the_end_of_a_block_is_refused(set_to_none):
+@pytest.mark.parametrize("is_in_next", [True, False])
+def test_clearing_the_model_inside_a_window_is_refused(is_in_next, set_to_none):
     training = Training(steps=3)
+    text = r"gradients of 1 earlier micro-batches .* cleared, by model.zero_grad\(\)"
     with training.accelerator.accumulate(training.model):
         training.accelerator.backward(training.loss(0))
-        training.model.zero_grad(set_to_none=set_to_none)
-    with (
-        pytest.raises(RuntimeError, match=r"gradients of 1 earlier micro-batches .* cleared, by model.zero_grad\(\)"),
-        training.accelerator.accumulate(training.model),
-    ):
+        if not is_in_next:
+            training.model.zero_grad(set_to_none=set_to_none)
+    with pytest.raises(RuntimeError, match=text), training.accelerator.accumulate(training.model):
+        if is_in_next:
+            training.model.zero_grad(set_to_none=set_to_none)
         training.accelerator.backward(training.loss(1))
 
 
@@ -279,70 +261,34 @@ def test_block_inside_a_block_of_the_same_parameters_is_refused(inner):
     assert accelerator.sync_gradients
 
 
-def test_weights_that_change_inside_a_window_warn():
+@pytest.mark.parametrize("place", ["in a block", "between two"])
+def test_weights_that_change_inside_a_window_warn(place):
     training = Training(steps=4)
     raw = torch.optim.SGD(training.model.parameters(), lr=0.1)
     with training.accelerator.accumulate(training.model):
         training.accelerator.backward(training.loss(0))
-    raw.step()
+        if place == "in a block":
+            raw.step()
+    if place == "between two":
+        raw.step()
     with pytest.warns(UserWarning, match="the weights changed inside a window"):
         training.micro_batch(1)
 
 
-def test_step_of_an_unprepared_optimizer_inside_a_block_warns():
-    training = Training(steps=4)
-    raw = torch.optim.SGD(training.model.parameters(), lr=0.1)
-    with (
-        pytest.warns(UserWarning, match="the weights changed inside a window"),
-        training.accelerator.accumulate(training.model),
-    ):
-        training.accelerator.backward(training.loss(0))
-        raw.step()
-
-
-def test_gradients_that_a_window_begins_with_warn():
+@pytest.mark.parametrize(("begun", "text"), [
+    (0, r"a window began with gradients that its models had already.* through it: critic\.requires_grad_\(False\)"),
+    (1, r"gradients were changed between two micro-.*: critic\.requires_grad_\(False\), and True"),
+])  # fmt: skip
+def test_gradients_of_another_loss_warn(begun, text):
+    """At a window's begin, or inside it, as a generator's loss through its discriminator leaves them."""
     training = Training(steps=4)
     critic = training.model
-    training.loss(0).backward()
-    text = r"a window began with gradients that its models had already.* through it: critic\.requires_grad_\(False\)"
+    for _ in range(begun):
+        training.micro_batch(0)
+    (-100 * training.loss(0)).backward()
     with pytest.warns(UserWarning, match=text):
         training.micro_batch(1)
     assert critic is training.model
-
-
-def test_gradients_that_another_loss_adds_inside_a_window_warn():
-    training = Training(steps=4)
-    training.micro_batch(0)
-    (-100 * training.loss(0)).backward()  # As the loss of a generator through its discriminator.
-    text = (
-        r"gradients were changed between two micro-batches of a window.*: <the \w+>\.requires_grad_\(False\), and True"
-    )
-    with pytest.warns(UserWarning, match=text):
-        training.micro_batch(1)
-
-
-def test_backward_of_torch_alone_warns():
-    training = Training(steps=4)
-    with training.accelerator.accumulate(training.model):
-        training.loss(0).backward()
-        with pytest.warns(UserWarning, match=r"called no accelerator.backward\(loss\)"):
-            training.optimizer.step()
-
-
-@pytest.mark.filterwarnings("ignore:a micro-batch of accumulate")
-def test_backwards_of_torch_alone_add_up_in_a_window():
-    training = Training(steps=2)
-    weight = next(training.model.parameters())
-    for number in range(4):
-        with training.accelerator.accumulate(training.model):
-            (training.loss(number) / 2).backward()
-            if training.accelerator.sync_gradients:
-                found = weight.grad.clone()
-                (expected,) = torch.autograd.grad((training.loss(number) + training.loss(number - 1)) / 2, weight)
-                torch.testing.assert_close(found, expected)
-            training.optimizer.step()
-            training.optimizer.zero_grad()
-        assert (weight.grad is None) == training.accelerator.sync_gradients
 
 
 @pytest.mark.parametrize("clears", ["after the step", "at the top", "everywhere"])
@@ -381,20 +327,9 @@ def test_backward_of_torch_keeps_no_gradients_of_another_model():
     assert next(other.parameters()).grad is None
 
 
-def test_closure_in_a_window_of_several_micro_batches_is_refused():
-    training = Training(steps=4)
-    with (
-        pytest.raises(ValueError, match=r"step\(closure\) in a window of 4 micro-batches"),
-        training.accelerator.accumulate(training.model),
-    ):
-        training.optimizer.step(lambda: training.loss(0))
-
-
 def test_two_accelerators_share_no_state():
     first, second = Training(steps=4), Training(steps=1, mixed_precision="bf16")
-    assert not first.micro_batch(0)
-    assert second.micro_batch(0)
-    assert not first.accelerator.sync_gradients
+    assert (first.micro_batch(0), second.micro_batch(0), first.accelerator.sync_gradients) == (False, True, False)
     assert (first.accelerator.mixed_precision, second.accelerator.mixed_precision) == ("no", "bf16")
 
 
@@ -442,7 +377,10 @@ def test_reset_window_is_as_new():
     for name in set(names) - of_models:
         setattr(window, name, [7] if name == "joined" else 7)
     window.reset()
-    assert [getattr(window, name) for name in names] == [getattr(new, name) for name in names]
+    parts = [{**vars(one.weights), **vars(one.gradients)} for one in (window, new)]
+    assert parts == [{}, {}], "all of the class's defaults"
+    plain = set(names) - {"weights", "gradients"}
+    assert {name: getattr(window, name) for name in plain} == {name: getattr(new, name) for name in plain}
 
 
 def test_copy_of_a_state_hears_of_the_loops_over_the_copies_of_its_loaders():
