@@ -6,8 +6,11 @@ here when a widget's class is made, so neither developing nor installing needs a
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from pathlib import Path
+
+from notebook_launcher.colours import DARK, LIGHT, SERIES, Palette
 
 STATIC = Path(__file__).parent / "static"
 
@@ -34,3 +37,16 @@ def _join(path: Path, joined: dict[Path, str]) -> None:
         if path.parent / name not in joined:
             _join(path.parent / name, joined)
     joined[path] = _IMPORT.sub("", text)
+
+
+def monitor_css() -> str:
+    """Return the style sheet of the monitor and of its plots, with its colours on a light and on a dark page."""
+    ranks = "".join(f"--nbl-rank-{number}: {colour};" for number, colour in enumerate(SERIES))
+    light, dark = _variables(LIGHT), _variables(DARK)
+    rules = f'.nbl-monitor {{{ranks}{light}}}\n.nbl-monitor[data-theme="dark"] {{{dark}}}\n'
+    return join_modules(STATIC / "monitor/main.css") + rules
+
+
+def _variables(palette: Palette) -> str:
+    colours = dataclasses.asdict(palette).items()
+    return "".join(f"--nbl-{name.replace('_', '-')}: {colour};" for name, colour in colours)

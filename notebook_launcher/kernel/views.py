@@ -99,11 +99,11 @@ class RunView:
     def _show(self) -> None:
         try:
             with held_interrupts():
-                from notebook_launcher.widgets import auto
+                from notebook_launcher.widgets.monitor.monitor import show_alone
 
                 # The run may have ended during the import, which takes up to a second the first time.
                 if not self._run.wait(0):
-                    self._monitor = auto.show(self._run, self._output.sink)
+                    self._monitor = show_alone(self._run, self._output.sink)
         except Exception as error:  # a view that cannot be shown must not end the run
             self._wants_monitor = False
             self._output.shows_progress = not self._is_quiet

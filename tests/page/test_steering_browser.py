@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from notebook_launcher import Accelerator, launch, tunable
-from notebook_launcher.widgets.monitor.feed import Feed
-from notebook_launcher.widgets.monitor.page_items import setting_item
-from notebook_launcher.widgets.monitor.page_requests import PageRequests
+from notebook_launcher.widgets.monitor.feed import Feed, setting_item
+from notebook_launcher.widgets.monitor.monitor import PageRequests
 from tests.support.lab import needs_browser
 from tests.support.monitor_page import PLOT, Tab, curve, rank, reset, run
 from tests.support.waiting import until

@@ -10,12 +10,15 @@ import re
 import sys
 import uuid
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import nbformat
 import psutil
 import pytest
 from nbclient.exceptions import CellExecutionError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 client: Any = importlib.import_module("notebooks.demo").StreamingClient
 """Runs a notebook in this interpreter's kernel."""
@@ -43,18 +46,33 @@ def is_meant_to_raise(cell: Any) -> bool:
     return "raises-exception" in cell.metadata.get("tags", [])
 
 
-def execute(notebook: Any, folder: Path, mark: str = "") -> Any:
-    """Run a notebook in this interpreter's kernel and return it with its outputs."""
-    paths = [str(ROOT), os.environ.get("PYTHONPATH")]
-    env = {
+@pytest.fixture(scope="module")
+def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """What runs all notebooks in one kernel; imports and the fork server are there from the second notebook on."""
+    folder, mark = tmp_path_factory.mktemp("kernel"), uuid.uuid4().hex
+    resources = {"metadata": {"path": str(ROOT / "notebooks")}, "sockets": str(folder)}
+    running = client(nbformat.v4.new_notebook(), timeout=200, resources=resources)
+    running.env = {
         **os.environ,
         MARK: mark,
-        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
         "IPYTHONDIR": str(folder),
         "PYDEVD_DISABLE_FILE_VALIDATION": "1",
     }
-    resources = {"metadata": {"path": str(ROOT / "notebooks")}, "sockets": str(folder)}
-    return client(notebook, timeout=200, resources=resources).execute(env=env)
+    yield running
+    execute(running, nbformat.v4.new_notebook(), cleanup_kc=True)
+    assert psutil.wait_procs(processes_with(mark), timeout=5)[1] == []
+
+
+def execute(reader: Any, notebook: Any, *, cleanup_kc: bool = False) -> Any:
+    """Run a notebook and return it with its outputs. The next one finds no variable of it."""
+    reader.nb = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("%reset -f"), *notebook.cells])
+    try:
+        reader.execute(env=reader.env, cleanup_kc=cleanup_kc)
+    except BaseException:
+        reader._cleanup_kernel()  # The next notebook gets a new kernel.
+        raise
+    return notebook
 
 
 def processes_with(mark: str) -> list[psutil.Process]:
@@ -92,25 +110,26 @@ def test_notebook_begins_with_summary_and_ends_with_leak_check(path: Path) -> No
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.usefixtures("no_loop_left")
+@pytest.mark.leaks("the kernel serves all notebooks")
 @pytest.mark.parametrize("path", NOTEBOOKS[1:], ids=lambda path: path.stem)  # test_demo.py runs the first
-def test_notebook_runs_from_top_to_bottom_and_leaves_no_process(path: Path, tmp_path: Path) -> None:
+def test_notebook_runs_from_top_to_bottom_and_leaves_no_process(path: Path, reader: Any) -> None:
     # pytest would print all stacks too early on a busy machine; the limit above prints them too.
     faulthandler.cancel_dump_traceback_later()
-    mark = uuid.uuid4().hex
-    notebook = execute(read(path), tmp_path, mark)
-    cells = code_cells(notebook)
-    assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
+    cells = code_cells(execute(reader, read(path)))
+    counts = [cell.execution_count for cell in cells]
+    assert counts == list(range(counts[0], counts[0] + len(cells)))
     raised = [any(output.output_type == "error" for output in cell.outputs) for cell in cells]
     assert raised == [is_meant_to_raise(cell) for cell in cells]
-    assert psutil.wait_procs(processes_with(mark), timeout=5)[1] == []
+    kernel = psutil.Process(reader.km.provisioner.pid)
+    strays = {*processes_with(reader.env[MARK])} - {kernel, *kernel.children(recursive=True)}
+    assert psutil.wait_procs(strays, timeout=5)[1] == []
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("no_loop_left")
-def test_notebook_with_failing_assertion_raises(tmp_path: Path) -> None:
+@pytest.mark.leaks("the kernel serves all notebooks")
+def test_notebook_with_failing_assertion_raises(reader: Any) -> None:
     sources = ["import sys\nprint(sys.executable)", "assert 1 > 2"]
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in sources])
     with pytest.raises(CellExecutionError, match="assert 1 > 2"):
-        execute(notebook, tmp_path)
+        execute(reader, notebook)
     assert notebook.cells[0].outputs[0].text.strip() == sys.executable

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 from notebook_launcher.drawing.legend import legend_item
 from notebook_launcher.drawing.plots import PlotOptions
 from notebook_launcher.history.schema import MetricPoint, RankFailure, RankSnapshot, RunSnapshot
-from notebook_launcher.widgets.assets import STATIC, join_modules
-from notebook_launcher.widgets.monitor.page_items import errors_item, rank_item
-from notebook_launcher.widgets.monitor.palette import palette_css
+from notebook_launcher.widgets.assets import STATIC, join_modules, monitor_css
+from notebook_launcher.widgets.monitor.feed import errors_item, rank_item
 from notebook_launcher.widgets.monitor.plot_feed import PlotFeed, csv_of
 
 if TYPE_CHECKING:
@@ -44,7 +43,7 @@ __all__ = [
 ]
 
 SCRIPT = join_modules(STATIC / "monitor/main.js")
-STYLE = join_modules(STATIC / "monitor/main.css") + palette_css()
+STYLE = monitor_css()
 ACTIONS = ("stop", "interrupt", "stacks", "save", "pause")
 PLOT = ".nbl-plot-canvas canvas"
 TIMELINE = "[aria-label^='Timeline of']"

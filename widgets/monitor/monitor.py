@@ -7,7 +7,7 @@ import threading
 import time
 import uuid
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import anywidget
 import traitlets
@@ -18,10 +18,8 @@ from notebook_launcher.errors import ConfigError
 from notebook_launcher.kernel.comms.tap import open_tap
 from notebook_launcher.kernel.display.cell import NOTHING, has_picture, kept_picture, line_of, picture_of
 from notebook_launcher.kernel.display.sink import make_sink
-from notebook_launcher.widgets.assets import STATIC, join_modules
-from notebook_launcher.widgets.monitor.feed import Feed
-from notebook_launcher.widgets.monitor.page_requests import PageRequests
-from notebook_launcher.widgets.monitor.palette import monitor_css
+from notebook_launcher.widgets.assets import STATIC, join_modules, monitor_css
+from notebook_launcher.widgets.monitor.feed import Feed, profile_item, sample_item
 from notebook_launcher.widgets.place import ReplacedOutput, open_widgets, view_of
 
 if TYPE_CHECKING:
@@ -31,6 +29,7 @@ if TYPE_CHECKING:
     from notebook_launcher.kernel.comms.tap import Tap
     from notebook_launcher.kernel.display.cell import Bundle
     from notebook_launcher.kernel.display.sink import Sink
+    from notebook_launcher.kernel.run.handle import AnyRun
 
 INTERVAL, LONGEST_INTERVAL = 0.25, 1.0
 """Seconds between two messages, for all ranks together; Jupyter's server drops what comes above 1000 messages/s."""
@@ -42,6 +41,8 @@ number."""
 END_BUDGET = 5.0
 MAX_EXPLORABLE = 8
 """Number of monitors that stay open after their runs, the newest: each holds its run with metrics and logs."""
+MAX_TYPED = 200
+"""Characters of a setting's name and of its new value."""
 DEAF_HINT = "These buttons work once the cell has ended. The kernel's interrupt button (the square) stops the run now."
 
 
@@ -364,6 +365,111 @@ class Monitor(anywidget.AnyWidget):
         super().close()
         if layout is not None:
             layout.close()  # The layout is a widget with a comm of its own.
+
+
+def show_alone(run: RunReader, sink: Sink) -> Monitor:
+    """Show the monitor of a run that shows itself, in its cell until the run is over; its own code leaves a picture."""
+    monitor = Monitor(run)
+    monitor.leaves_picture = False
+    monitor.show(sink)
+    return monitor
+
+
+class PageRequests:
+    """The requests of a page about one run: stop, save, pause, stacks, samples, profiles and settings.
+
+    What comes of each goes to the page by the feed. Nothing here blocks: what waits for ranks has a thread.
+
+    Args:
+        run: The run; a page can act on live ones alone.
+        feed: The feed of the page.
+        lock: Held while the feed changes.
+    """
+
+    def __init__(self, run: RunReader, feed: Feed, lock: threading.RLock) -> None:
+        self._run = cast("AnyRun", run)
+        self._feed = feed
+        self._lock = lock
+        self._busy_with: set[str] = set()
+        """Names of the requests that are carried out in threads."""
+
+    def carry_out(self, kind: object, content: dict[str, Any], answered: Callable[[], None]) -> None:
+        """Carry out a request; what is none is ignored. `answered` is called after a notice was added to the feed."""
+        run = self._run
+        match kind:
+            case "stop":
+                self._attempt(lambda: run.stop(after_step=True, wait=False), answered)
+            case "interrupt":
+                self._attempt(lambda: run.stop(wait=False), answered)
+            case "stacks":
+                self._in_thread("stacks", lambda: self._attempt(lambda: str(run.stacks()), answered))
+            case "save" | "pause" | "resume" as name:
+                self._in_thread(name, lambda: self._attempt(getattr(run, name), answered))
+            case "sample" | "profile" as name:
+                self._in_thread(name, lambda: self._measure(name, content.get("amount")))
+            case "set":
+                setting, text = (str(content.get(key, ""))[:MAX_TYPED] for key in ("name", "value"))
+                self._in_thread(f"set {setting}", lambda: self._set(setting, text))
+
+    def read(self, kind: str, content: dict[str, Any], answered: Callable[[], None]) -> None:
+        """Carry out a request that reads all values, of live and of recorded runs: a zoom, or a file."""
+        key, low, high = str(content.get("key", "")), content.get("low"), content.get("high")
+
+        def work() -> None:
+            with self._lock:
+                if kind == "csv":
+                    self._feed.offer_csv(str(content.get("page", "")))
+                elif isinstance(low, (int, float)) and isinstance(high, (int, float)) and low < high:
+                    self._feed.zoom(key, low, high)
+            answered()
+
+        self._in_thread(f"{kind} {key}", work)
+
+    def _set(self, name: str, text: str) -> None:
+        """Change a setting to what was typed. An error is shown beside the field."""
+        problem = ""
+        try:
+            self._run.set_from_page(name, text)
+        except Exception as error:  # whatever it is, the page shows it
+            problem = str(error)
+        with self._lock:
+            self._feed.answer(name, problem)
+
+    def _measure(self, kind: str, amount: Any) -> None:
+        """Sample for some seconds, or profile some updates; send what was found, or the reason why nothing was."""
+        run = self._run
+        try:
+            item = sample_item(run.sample(amount)) if kind == "sample" else profile_item(run.profile(amount))
+        except Exception as error:  # whatever it is, the page shows it
+            item = {"kind": kind, "drawing": "", "tables": [], "problem": str(error)}
+        with self._lock:
+            self._feed.finding(item)
+
+    def _attempt(self, act: Callable[[], str | None], answered: Callable[[], None]) -> None:
+        """Do what was asked for. An error becomes a notice, because no cell would show it."""
+        try:
+            answer = act()
+        except Exception as error:  # whatever it is, the page shows it
+            answer = f"{type(error).__name__}: {error}"
+        if answer:
+            with self._lock:
+                self._feed.notice(answer)
+            answered()
+
+    def _in_thread(self, name: str, act: Callable[[], object]) -> None:
+        """Do something in a thread; one request of each name at a time."""
+        with self._lock:
+            if name in self._busy_with:
+                return
+            self._busy_with.add(name)
+
+        def work() -> None:
+            try:
+                act()
+            finally:
+                self._busy_with.discard(name)
+
+        threading.Thread(target=work, name=f"notebook-launcher monitor {name}", daemon=True).start()
 
 
 def _check_run(run: object) -> None:

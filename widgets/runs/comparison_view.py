@@ -9,9 +9,8 @@ import traitlets
 
 from notebook_launcher.drawing.charts import charts_of, is_epoch
 from notebook_launcher.drawing.legend import legend_item
-from notebook_launcher.widgets.assets import STATIC, join_modules
+from notebook_launcher.widgets.assets import STATIC, join_modules, monitor_css
 from notebook_launcher.widgets.monitor.monitor import plot_options
-from notebook_launcher.widgets.monitor.palette import monitor_css
 from notebook_launcher.widgets.monitor.plot_feed import MAX_FILE
 
 if TYPE_CHECKING:

@@ -12,8 +12,7 @@ import traitlets
 
 from notebook_launcher.errors import LaunchError
 from notebook_launcher.kernel.display.sink import make_sink
-from notebook_launcher.widgets.assets import STATIC, join_modules
-from notebook_launcher.widgets.monitor.palette import monitor_css
+from notebook_launcher.widgets.assets import STATIC, join_modules, monitor_css
 from notebook_launcher.widgets.place import show_live
 from notebook_launcher.widgets.runs.comparison import compare
 from notebook_launcher.widgets.runs.comparison_view import ComparisonPage
