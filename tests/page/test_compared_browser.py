@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from notebook_launcher.drawing.plots import PlotOptions
 from notebook_launcher.history.curves import Curves
 from notebook_launcher.history.schema import MetricPoint, RunSnapshot
-from notebook_launcher.widgets.runs.comparison import Comparison
+from notebook_launcher.widgets.runs.comparison import ComparedRun, Comparison
 from notebook_launcher.widgets.runs.comparison_view import ComparisonPage, ComparisonView
 from tests.support.lab import needs_browser
 from tests.support.made_up_run import Reader
@@ -52,11 +51,13 @@ def reader(shift: float, num_steps: int) -> Reader:
 @pytest.fixture
 def comparison() -> Comparison:
     """Two runs; of the first one a plot has a part of the points."""
-    readers = [reader(0.0, 5000), reader(0.25, 50)]
-    curves = [Curves(), Curves()]
-    for made, run in zip(curves, readers, strict=True):
-        made.fold(run.metrics)
-    return Comparison([snapshot("one"), snapshot(EVIL)], curves, ["loss", "acc"], PlotOptions(), readers=readers)
+    runs = [
+        ComparedRun(snapshot("one"), Curves(), reader(0.0, 5000)),
+        ComparedRun(snapshot(EVIL), Curves(), reader(0.25, 50)),
+    ]
+    for run in runs:
+        run.curves.fold(run.reader.metrics)
+    return Comparison(runs, ["loss", "acc"])
 
 
 def test_runs_are_lines_of_live_plots_with_their_last_values(window: Page, comparison: Comparison) -> None:

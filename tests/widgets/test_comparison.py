@@ -13,7 +13,7 @@ from notebook_launcher import ConfigError, Run, launch, open_run
 from notebook_launcher.history.curves import Curves
 from notebook_launcher.history.schema import MetricPoint
 from notebook_launcher.widgets import compare
-from notebook_launcher.widgets.runs.comparison import Comparison
+from notebook_launcher.widgets.runs.comparison import ComparedRun, Comparison
 from tests.support.drawn_runs import Balanced, parse_svg, words_of
 
 if TYPE_CHECKING:
@@ -196,8 +196,8 @@ def test_comparison_is_drawn_by_time_and_parts_share_a_plot(runs: list[Run]) -> 
             for step in range(3)
         )
         curves.append(read)
-    snapshots = [run.snapshot() for run in runs[:2]]
-    words = words_of(Comparison(snapshots, curves, ["train/loss", "val/loss"]).svg())
+    read = [ComparedRun(run.snapshot(), each) for run, each in zip(runs, curves, strict=False)]
+    words = words_of(Comparison(read, ["train/loss", "val/loss"]).svg())
     assert {"loss", "A train", "A val", "B train", "B val"} <= set(words)
 
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
+import hashlib
 import itertools
 import math
+import os
 import re
 import string
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher.archive.recorded import check_axis
+from notebook_launcher.archive.recorded import RecordedRun, check_axis
 from notebook_launcher.drawing.charts import charts_of, places_on
 from notebook_launcher.drawing.lines import mean_of
 from notebook_launcher.drawing.plots import Plot, PlotOptions, draw_plots
@@ -20,6 +23,11 @@ from notebook_launcher.drawing.run_picture import picture_html, plain_settings
 from notebook_launcher.drawing.scales import document
 from notebook_launcher.drawing.tables import Column, joined, note_html, table_html, table_text, terminal_width
 from notebook_launcher.errors import ConfigError
+from notebook_launcher.history import run_folders
+from notebook_launcher.history.curves import Curves
+from notebook_launcher.history.folder_files import read_bytes
+from notebook_launcher.history.schema import RankFailure, RankSnapshot, RunSnapshot
+from notebook_launcher.kernel.results import Results
 from notebook_launcher.widgets.monitor.plot_feed import (
     csv_of,
     curves_between,
@@ -28,19 +36,13 @@ from notebook_launcher.widgets.monitor.plot_feed import (
     title_items,
     zoomed_item,
 )
-from notebook_launcher.widgets.runs.readers import read_run
 from notebook_launcher.wording import bounded, format_bytes, format_number, format_seconds, one_line, plural
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from notebook_launcher.drawing.charts import AxisKind, Chart, Places
-    from notebook_launcher.history.curves import Curves
-    from notebook_launcher.history.schema import MetricPoint, RunReader, RunSnapshot
-    from notebook_launcher.kernel.results import Results
-
-__all__ = ["Comparison", "compare"]
+    from notebook_launcher.history.schema import MetricPoint, RunReader
 
 HIGHER = re.compile(r"acc(uracy)?($|\W|_)|f1|auc|bleu|rouge|score|reward|iou|precision|recall|r2", re.IGNORECASE)
 LOWER = re.compile(r"loss|err(or)?($|\W|_)|perplexity|ppl|mse|mae|wer($|\W|_)|cer($|\W|_)|nll", re.IGNORECASE)
@@ -81,11 +83,9 @@ def compare(
             "compare() got no run. Type compare(run_a, run_b) with what launch() returned, or ids that runs() lists."
         )
     taken = [read_run(run, place) for place, run in enumerate(runs, 1)]
-    snapshots, curves, beginnings, readers = ([*column] for column in zip(*taken, strict=True))
-    known = list(dict.fromkeys(name for read in curves for name in read.names))
+    known = list(dict.fromkeys(name for run in taken for name in run.curves.names))
     check_axis(axis, known)
-    options = PlotOptions(axis=axis, grouped=grouped)
-    return Comparison(snapshots, curves, _chosen(metrics, known), options, beginnings, readers)
+    return Comparison(taken, _chosen(metrics, known), PlotOptions(axis=axis, grouped=grouped))
 
 
 def _chosen(metrics: str | Iterable[str] | None, known: Sequence[str]) -> list[str]:
@@ -107,30 +107,27 @@ def _letters() -> Iterator[str]:
         yield from map("".join, itertools.product(string.ascii_uppercase, repeat=length))
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class ComparedRun:
+    """One of the runs that are compared, as it is at that moment."""
+
+    snapshot: RunSnapshot
+    curves: Curves
+    reader: RunReader | None = None
+    """What reads all points, of which the curves keep a part; None: the run left no folder."""
+    beginning: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """What it began with, as text by name: random states, code and versions."""
+
+
 class Comparison:
     """Runs side by side, each under a letter; `compare` returns it, and a notebook shows it as curves and tables."""
 
-    def __init__(
-        self,
-        snapshots: Sequence[RunSnapshot],
-        curves: Sequence[Curves],
-        metrics: Sequence[str],
-        options: PlotOptions | None = None,
-        beginnings: Sequence[Mapping[str, str]] = (),
-        readers: Sequence[RunReader | None] = (),
-    ) -> None:
-        self._runs = dict(zip(_letters(), snapshots, strict=False))
-        self._beginnings = dict(zip(self._runs, beginnings, strict=False))
-        self._readers = dict(zip(self._runs, readers, strict=False))
-        """By letter: what reads all points of a run, of which the curves keep a part; None: the run left no folder."""
-        self._curves = list(curves)
+    def __init__(self, runs: Sequence[ComparedRun], metrics: Sequence[str], options: PlotOptions | None = None) -> None:
+        self._all = dict(zip(_letters(), runs, strict=False))
+        self._runs = {letter: run.snapshot for letter, run in self._all.items()}
         self._metrics = list(metrics)
-        self._options = options or PlotOptions()
-
-    @property
-    def options(self) -> PlotOptions:
+        self.options = options or PlotOptions()
         """Options of the plots."""
-        return self._options
 
     @property
     def runs(self) -> dict[str, RunSnapshot]:
@@ -150,9 +147,9 @@ class Comparison:
         states a few digits stand for the whole.
         """
         known = {
-            letter: {**plain_settings(run), **self._beginnings.get(letter, {})}
-            for letter, run in self._runs.items()
-            if run.config
+            letter: {**plain_settings(run.snapshot), **run.beginning}
+            for letter, run in self._all.items()
+            if run.snapshot.config
         }
         names = dict.fromkeys(name for settings in known.values() for name in settings)
         every = {name: {key: value[name] for key, value in known.items() if name in value} for name in names}
@@ -195,9 +192,9 @@ class Comparison:
     def _means(self, name: str) -> dict[str, list[tuple[float, float]]]:
         """Return the finite means of a metric's ranks with their steps, for the runs that have any."""
         means = {
-            letter: [point for point in mean_of(letter, curves[name].values(), 0).points if math.isfinite(point[1])]
-            for letter, curves in zip(self._runs, self._curves, strict=True)
-            if name in curves
+            letter: [point for point in mean_of(letter, run.curves[name].values(), 0).points if math.isfinite(point[1])]
+            for letter, run in self._all.items()
+            if name in run.curves
         }
         return {letter: points for letter, points in means.items() if points}
 
@@ -209,28 +206,29 @@ class Comparison:
             log: True for a logarithmic scale of the values.
             smoothing: Weight of the past in an exponential moving average, 0 to less than 1.
         """
-        labels = self._labels()
-        options = dataclasses.replace(self._options, width=width, log=log, smoothing=smoothing)
-        charts = charts_of(self._metrics, grouped=options.grouped)
-        plots = [self._plot(chart, labels, self._all(options.axis)) for chart in charts]
-        return document(draw_plots(plots, options, legend=list(enumerate(labels.values()))), self._headline())
+        options = dataclasses.replace(self.options, width=width, log=log, smoothing=smoothing)
+        plots = [self._plot(chart, self._placed(options.axis)) for chart in self._charts(options)]
+        return document(draw_plots(plots, options, legend=list(enumerate(self._labels()))), self._headline())
 
-    def _labels(self) -> dict[str, str]:
-        return {letter: f"{letter}: {one_line(run.name, 60)}" for letter, run in self._runs.items()}
+    def _labels(self) -> list[str]:
+        return [f"{letter}: {one_line(run.name, 60)}" for letter, run in self._runs.items()]
 
-    def _all(self, axis: AxisKind) -> list[tuple[Curves, Places]]:
-        return [(curves, places_on(axis, curves)) for curves in self._curves]
+    def _charts(self, options: PlotOptions) -> list[Chart]:
+        return charts_of(self._metrics, grouped=options.grouped)
 
-    def _plot(self, chart: Chart, labels: Mapping[str, str], every: Sequence[tuple[Curves, Places]]) -> Plot:
+    def _placed(self, axis: AxisKind) -> list[tuple[Curves, Places]]:
+        return [(run.curves, places_on(axis, run.curves)) for run in self._all.values()]
+
+    def _plot(self, chart: Chart, placed: Sequence[tuple[Curves, Places]]) -> Plot:
         """Return the plot of a chart; in a group each run and part of the data has a style of its own."""
         is_group = len(chart.members) > 1
         lines = []
-        for run, (letter, (curves, places)) in enumerate(zip(labels, every, strict=True)):
+        for run, (letter, label, (curves, places)) in enumerate(zip(self._all, self._labels(), placed, strict=True)):
             for at, (part, name) in enumerate(chart.members):
                 if name in curves:
-                    label = f"{letter} {part}" if is_group else labels[letter]
                     style = run * len(chart.members) + at
-                    lines.append(mean_of(label, curves[name].values(), style, places))
+                    words = f"{letter} {part}" if is_group else label
+                    lines.append(mean_of(words, curves[name].values(), style, places))
         return Plot(title=chart.title, series=tuple(lines), names_lines=is_group)
 
     def to_csv(self, path: str | os.PathLike[str] | None = None) -> str:
@@ -240,22 +238,17 @@ class Comparison:
             path: File to which the text is written, too; None: none.
         """
         chosen = set(self._metrics)
-        text = csv_of(
-            {
-                letter: (
-                    dataclasses.replace(at, values={name: at.values[name] for name in at.values if name in chosen})
-                    for at in self._points(letter)
-                )
-                for letter in self._runs
-            }
-        )
+        points = {
+            letter: (
+                dataclasses.replace(at, values={name: at.values[name] for name in at.values if name in chosen})
+                for at in _points(run)
+            )
+            for letter, run in self._all.items()
+        }
+        text = csv_of(points)
         if path is not None:
             Path(path).write_text(text, encoding="utf-8")
         return text
-
-    def _points(self, letter: str) -> Sequence[MetricPoint]:
-        reader = self._readers.get(letter)
-        return () if reader is None else reader.metrics_since(0)[0]
 
     def __repr__(self) -> str:
         width = terminal_width()
@@ -301,7 +294,7 @@ class Comparison:
 
     def plot_items(self, options: PlotOptions) -> list[dict[str, Any]]:
         """Return the plots as the page of a monitor takes them, drawn with these options."""
-        labels, every = self._labels(), self._all(options.axis)
+        placed = self._placed(options.axis)
         return [
             {
                 "key": chart.title,
@@ -309,32 +302,21 @@ class Comparison:
                 "latest": "",
                 "lines": [
                     {**line_item(series, options.smoothing)[0], "rank": None, "latest": _last(series.points)}
-                    for series in self._plot(chart, labels, every).series
+                    for series in self._plot(chart, placed).series
                 ],
             }
-            for chart in losses_first(charts_of(self._metrics, grouped=options.grouped))
+            for chart in losses_first(self._charts(options))
         ]
 
     def zoomed_items(self, options: PlotOptions, key: str, low: float, high: float) -> list[dict[str, Any]]:
         """Return a plot between two places on the axis, as fine as the ranks reported it; no item: there is no plot."""
-        charts = [chart for chart in charts_of(self._metrics, grouped=options.grouped) if chart.title == key]
-        return [
-            zoomed_item(
-                key,
-                self._plot(
-                    chart,
-                    self._labels(),
-                    [
-                        curves_between(self._points(letter), chart, options.axis, curves, low, high)
-                        for letter, curves in zip(self._runs, self._curves, strict=True)
-                    ],
-                ).series,
-                options,
-                low,
-                high,
-            )
-            for chart in charts
-        ]
+        items = []
+        for chart in (chart for chart in self._charts(options) if chart.title == key):
+            placed = [
+                curves_between(_points(run), chart, options.axis, run.curves, low, high) for run in self._all.values()
+            ]
+            items.append(zoomed_item(key, self._plot(chart, placed).series, options, low, high))
+        return items
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
         bundle = {"text/plain": repr(self), "text/html": self._repr_html_()}
@@ -418,5 +400,113 @@ def _memory(run: RunSnapshot) -> int | None:
     return max(every, default=None)
 
 
+def _points(run: ComparedRun) -> Sequence[MetricPoint]:
+    return () if run.reader is None else run.reader.metrics_since(0)[0]
+
+
 def _when(started: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(started)) if started else ""
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Reading a run from whatever stands for it: a run, a recorded run, an id, a folder, or results.
+
+
+def read_run(run: Any, place: int) -> ComparedRun:
+    """Return a run as it is now.
+
+    Args:
+        run: A `Run`, a `RecordedRun`, an id, a folder, or `Results`, which have curves if the run's folder exists.
+        place: Position of the argument, for the error.
+
+    Raises:
+        ConfigError: `run` is none of these.
+        LookupError: No run with this id has left a folder.
+    """
+    if isinstance(run, (str, os.PathLike)):
+        from notebook_launcher.archive.listing import open_run
+
+        run = open_run(run)
+    if isinstance(run, Results):
+        if run.folder is None or not run.folder.is_dir():
+            return ComparedRun(_snapshot_of(run, place), Curves())
+        run = RecordedRun(run.folder)
+    if not all(callable(getattr(run, name, None)) for name in ("snapshot", "metrics_since")) or isinstance(run, type):
+        raise ConfigError(_no_run(run, place))
+    curves = Curves()
+    curves.fold(run.metrics_since(0)[0])
+    snapshot = run.snapshot()
+    folder = getattr(run, "folder", None)
+    if folder is None and (home := run_folders.find_home(snapshot.config.get("runs_folder", "auto"))) is not None:
+        folder = home / snapshot.id  # Of a run in this process; it may not exist.
+    return ComparedRun(snapshot, curves, run, _beginning(folder))
+
+
+def _beginning(folder: Path | None) -> dict[str, str]:
+    """Return random states, code and versions of a run with a folder; a few digits of a digest stand for a file."""
+    if folder is None or not Path(folder).is_dir():
+        return {}
+    recorded = RecordedRun(folder)
+    environment = recorded.environment
+    git = environment.get("git") or {}
+    packages = environment.get("packages") or {}
+    found = {
+        "random states": _digest(folder, run_folders.RANDOM),
+        "code": _digest(folder, run_folders.SOURCE),
+        "git commit": str(git.get("commit") or "")[:10],
+        "changes since the commit": _digest(folder, run_folders.CHANGES),
+        "Python": str(environment.get("python") or ""),
+    }
+    found |= {f"version of {name.replace('_', '-')}": str(version) for name, version in packages.items()}
+    return {name: one_line(text, 80) for name, text in found.items() if text}
+
+
+def _digest(folder: Path, name: str) -> str:
+    with contextlib.suppress(OSError):
+        if data := read_bytes(Path(folder), name):
+            return hashlib.sha256(data).hexdigest()[:8]
+    return ""
+
+
+def _no_run(run: Any, place: int) -> str:
+    hint = "Pass what launch() returned, or an id that runs() lists."
+    if isinstance(run, (list, tuple)):
+        hint = "Pass the runs one by one: compare(*runs)."
+    elif callable(run):
+        hint = "Pass the run, not the function: run = launch(function, 2)."
+    kind = "type" if isinstance(run, type) else type(run).__name__
+    return f"argument {place} of compare() is not a run: {one_line(repr(run), 80)} ({kind}). {hint}"
+
+
+def _snapshot_of(results: Results, place: int) -> RunSnapshot:
+    """Return a snapshot with as much of the run as its results hold."""
+    failures = {failure.rank: failure for failure in results.failures}
+    ranks = tuple(
+        RankSnapshot(
+            rank=summary.rank,
+            state=summary.state,
+            reason=failures[summary.rank].summary if summary.rank in failures else "",
+            seconds=summary.seconds,
+            peak_memory=summary.peak_memory,
+            returned=results.short(summary.rank),
+        )
+        for summary in results.ranks
+    )
+    return RunSnapshot(
+        id="",
+        name=f"results {place}",
+        state="failed" if failures else "stopped" if results.stopped_by else "done",
+        started=0.0,
+        seconds=results.seconds,
+        num_processes=len(results),
+        summary="",
+        seed=results.seed,
+        restarts=results.restarts,
+        stopped_by=results.stopped_by,
+        timed_out=results.timed_out,
+        ranks=ranks,
+        failures=tuple(
+            RankFailure(rank=failure.rank, summary=failure.summary, victim=failure.victim)
+            for failure in results.failures
+        ),
+    )
