@@ -14,7 +14,7 @@ from jupyter_core import utils as jupyter_utils
 
 from notebook_launcher.history.run_folders import VARIABLE
 from tests.everything import ALONE
-from tests.support.leaks import lasting, leave_nothing_behind, marked_session
+from tests.support.leaks import lasting, leave_nothing_behind, marked_session  # noqa: F401 - fixtures
 from tests.support.warm_kernels import run_cell, unchanged, warm_kernel
 
 if TYPE_CHECKING:
@@ -22,23 +22,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.support.kernels import Kernel
-
-__all__ = [
-    "home",
-    "interruptible",
-    "kernel",
-    "kernel_code",
-    "kernel_cwd",
-    "lasting",
-    "leave_nothing_behind",
-    "light_collections",
-    "marked_session",
-    "module_kernel",
-    "no_loop_left",
-    "own_runs_folder",
-    "own_temporary_files",
-    "pytest_collection_modifyitems",
-]
 
 
 @pytest.hookimpl(tryfirst=True)

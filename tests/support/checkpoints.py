@@ -9,8 +9,6 @@ import torch
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["files", "same"]
-
 
 def same(one: torch.nn.Module, other: torch.nn.Module) -> bool:
     """Return True if two models have equal weights."""

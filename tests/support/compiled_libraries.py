@@ -11,8 +11,6 @@ import pytest
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["NVML", "compile_library", "needs_compiler"]
-
 COMPILER = shutil.which("cc") or shutil.which("gcc")
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="there is no C compiler")
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["DEFINITIONS", "FORKED", "START_METHODS"]
-
 FORKED = ("forkserver", "fork")
 START_METHODS = (*FORKED, "spawn")
 """Spawned ranks are fresh interpreters, as frameworks expect, and import torch for seconds: few tests have them."""

@@ -10,8 +10,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import CodeType, FrameType
 
-__all__ = ["interrupt_at"]
-
 INTERRUPTED = ("concurrent.", "contextlib", "notebook_launcher.", "threading")
 """Modules, and beginnings of their names that end with a dot; not those that the collector calls, in which an exception
 is lost."""

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
     from playwright.sync_api import Browser, Locator, Page
 
-__all__ = ["Lab", "browser", "needs_browser"]
-
 BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser")
 """The first of these that is installed; the shell opens a page of JupyterLab with a quarter less of processor time."""
 CHROMIUM = next(filter(None, map(shutil.which, BROWSERS)), None)

@@ -8,8 +8,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-__all__ = ["LateGroup", "join_late_group"]
-
 
 class LateWork(dist.Work):
     """Work that is done later than its `wait()` returns: NCCL's holds up the stream, and not the program."""

@@ -23,25 +23,6 @@ if TYPE_CHECKING:
 
     from playwright.sync_api import Locator, Page
 
-__all__ = [
-    "ACTIONS",
-    "EVIL",
-    "LANES",
-    "PLOT",
-    "SCRIPT",
-    "TIMELINE",
-    "Tab",
-    "curve",
-    "errors",
-    "lines",
-    "log",
-    "open_tab",
-    "rank",
-    "reset",
-    "run",
-    "waves",
-]
-
 SCRIPT = join_modules(STATIC / "monitor/main.js")
 STYLE = monitor_css()
 ACTIONS = ("stop", "interrupt", "stacks", "save", "pause")

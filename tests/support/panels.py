@@ -11,22 +11,6 @@ from notebook_launcher.machine.devices import GPU, Machine
 if TYPE_CHECKING:
     from notebook_launcher.widgets import ConfigPanel
 
-__all__ = [
-    "GIGABYTE",
-    "Model",
-    "Optimizer",
-    "arguments_of",
-    "chosen",
-    "field",
-    "machine",
-    "note_of",
-    "pasted",
-    "press",
-    "train",
-    "type_in",
-    "words_of",
-]
-
 GIGABYTE = 10**9
 
 

@@ -16,8 +16,6 @@ from tests.support.kernels import ROOT
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["end", "read_until", "surroundings", "type_command", "type_in_terminal"]
-
 
 def _command_line(*words: object) -> list[str]:
     """Return the command that runs the program with these words."""

@@ -17,8 +17,6 @@ from tests.support import ray_nodes
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-__all__ = ["RayCluster", "ray_cluster"]
-
 ADDRESS = re.compile(r"[\d.]+:\d+$")
 
 

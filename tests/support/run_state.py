@@ -8,8 +8,6 @@ if TYPE_CHECKING:
     from notebook_launcher import Run, Session
     from notebook_launcher.kernel.run.data import RunData
 
-__all__ = ["data_of", "tree_of"]
-
 
 def data_of(run: Run) -> RunData:
     """Return all that the kernel knows of a run."""

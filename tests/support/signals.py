@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import threading
 
-__all__ = ["keep_stopped"]
-
 
 def keep_stopped(pid: int, over: threading.Event) -> None:
     """Stop a process as often as it is continued."""

@@ -15,8 +15,6 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-__all__ = ["cell_of"]
-
 
 def cell_of(*definitions: Any) -> str:
     """Return the source of functions and classes, one after the other."""

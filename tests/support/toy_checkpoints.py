@@ -14,8 +14,6 @@ from notebook_launcher.training.random import set_seed
 
 # ruff: noqa: NPY002 - the legacy generator is the one whose state is kept
 
-__all__ = ["Meter", "Training", "listed"]
-
 
 class Meter:
     """An object of the user with a state."""

@@ -15,18 +15,6 @@ from notebook_launcher import Session
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = [
-    "Sessions",
-    "full_gradient",
-    "make_data",
-    "make_model",
-    "make_replicas",
-    "session_fixture",
-    "sessions",
-    "sessions_fixture",
-    "shards_on_cpus",
-]
-
 NUM_FEATURES = 3
 # The file is asked, because an import of `FSDPModule` would bring torch's compiler into every process of pytest.
 FULLY_SHARD = Path(torch.__file__).parent / "distributed/fsdp/_fully_shard/_fully_shard.py"

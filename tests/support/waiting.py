@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     from notebook_launcher.kernel.run.handle import Run
 
-__all__ = ["until"]
-
 DEADLOCK = 300
 """Seconds after which nothing will happen any more: a busy machine takes a minute to import what ranks need."""
 

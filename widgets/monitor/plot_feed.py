@@ -32,18 +32,6 @@ if TYPE_CHECKING:
     from notebook_launcher.history.curves import Curve
     from notebook_launcher.history.schema import MetricPoint, RankUsage
 
-__all__ = [
-    "MAX_FILE",
-    "PlotFeed",
-    "UsageFeed",
-    "csv_of",
-    "curves_between",
-    "line_item",
-    "losses_first",
-    "title_items",
-    "zoomed_item",
-]
-
 Item = dict[str, Any]
 
 ALL_POINTS = 200_000

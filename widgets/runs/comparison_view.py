@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from notebook_launcher.widgets.runs.comparison import Comparison
 
-__all__ = ["ComparisonPage", "ComparisonView"]
-
 TOO_LARGE = "runs.csv is too large for the page: compare(...).to_csv('runs.csv') writes it"
 
 
