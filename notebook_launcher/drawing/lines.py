@@ -229,18 +229,13 @@ def mean_of(label: str, curves: Iterable[Curve], style: int, places: Places = by
     else:
         steps, columns = _bucketed(every)
     points = [(step, _mean(values)) for step, values in zip(steps, columns, strict=True) if values]
-    band = [(step, min(finite), max(finite)) for step, finite in _finite(steps, columns)] if len(every) > 1 else []
+    finite = [(step, [*filter(math.isfinite, values)]) for step, values in zip(steps, columns, strict=True)]
+    band = [(step, min(values), max(values)) for step, values in finite if values] if len(every) > 1 else []
     return Series(label=label, points=points, band=band, style=style, density=_density(curves, points))
 
 
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
-
-
-def _finite(steps: Sequence[float], columns: Sequence[Sequence[float]]) -> Iterable[tuple[float, list[float]]]:
-    for step, values in zip(steps, columns, strict=True):
-        if finite := [value for value in values if math.isfinite(value)]:
-            yield step, finite
 
 
 def _bucketed(every: Sequence[Sequence[Point]]) -> tuple[list[float], list[list[float]]]:

@@ -106,15 +106,17 @@ def _legend(entries: Sequence[tuple[int, str]], width: float) -> SvgPicture:
         if x and x + room > width:
             x, row = 0.0, row + 1
         y = row * ROW + 8
-        look = line_style(style)
-        dash = f' stroke-dasharray="{look.dash}"' if look.dash else ""
-        parts.append(
-            f'<path d="M{pixels(x)} {pixels(y)}h24" stroke="{look.colour}" stroke-width="1.8"{dash}/>'
-            + marker(look, [(x + 12, y)] if len(entries) > 1 else [])
-            + text(x + 30, y + 4, words)
-        )
+        parts.append(_sample(style, x, y, 24, marked=len(entries) > 1) + text(x + 30, y + 4, words))
         x += room + 18
     return SvgPicture(width, (row + 1) * ROW - 2, "".join(parts))
+
+
+def _sample(style: int, x: float, y: float, length: float, *, marked: bool = True) -> str:
+    """Return a piece of a line with its marker."""
+    look = line_style(style)
+    dash = f' stroke-dasharray="{look.dash}"' if look.dash else ""
+    line = f'<path d="M{pixels(x)} {pixels(y)}h{pixels(length)}" stroke="{look.colour}" stroke-width="1.8"{dash}/>'
+    return line + marker(look, [(x + length / 2, y)] if marked else [])
 
 
 def _rows(plots: Sequence[Plot], options: PlotOptions, *, num_lines: int) -> Iterator[SvgPicture]:
@@ -165,10 +167,10 @@ class _PlotBox:
             return self._title(width, self._why_empty()) + self._empty(width, margin)
         marks, note = oddities(self._plot.series, x, self._y, lambda place: name_place(self._options.axis, place))
         note = ", ".join(part for part in (self._plot.note, note) if part)
-        lines = "".join(
-            draw_series(series, self._smooth(series), x, self._y, points, place=place, num=self._num_lines)
-            for place, series in enumerate(self._plot.series)
-        )
+        weight, lines = self._options.smoothing, ""
+        for place, series in enumerate(self._plot.series):
+            shown = smooth(series.points, weight, series.density) if weight else series.points
+            lines += draw_series(series, shown, x, self._y, points, place=place, num=self._num_lines)
         return self._title(width, note) + self._axes(x) + self._moments(x) + lines + marks
 
     def _moments(self, x: Scale) -> str:
@@ -176,10 +178,6 @@ class _PlotBox:
         lines = "".join(_moment(x(step), self._bottom, words) for step, words in inside[:MAX_MARKS])
         words = [(step, words) for step, words in inside if x(step) + text_width(words, SMALL) + 3 < x.end]
         return lines + (text(x(words[-1][0]) + 3, HEAD + 10, words[-1][1]) if words else "")
-
-    def _smooth(self, series: Series) -> Sequence[tuple[float, float]]:
-        weight = self._options.smoothing
-        return smooth(series.points, weight, series.density) if weight else series.points
 
     def _steps(self, margin: float, width: float, common: tuple[float, float] | None) -> Scale | None:
         own = _common_steps([self._plot])
@@ -191,10 +189,11 @@ class _PlotBox:
         return make_scale((low, high), margin, width - EDGE, margin=0.0)
 
     def _title(self, width: float, note: str) -> str:
-        names = ""
-        if self._plot.names_lines:
-            names, width = self._names(width)
-        return names + self._title_and_note(width, note)
+        names, width = self._names(width) if self._plot.names_lines else ("", width)
+        room = text_width(note, SMALL) + 12 if note else 0.0
+        note = shorten(note, 0.6 * width, SMALL)
+        title = text(0, 13, one_line(self._plot.title), bold=True, size=SIZE, width=width - min(room, 0.6 * width + 12))
+        return names + title + (text(width - EDGE, 13, note, anchor="end") if note else "")
 
     def _names(self, width: float) -> tuple[str, float]:
         """Return the names of the lines at the right end of the head, and the width that they leave."""
@@ -204,18 +203,9 @@ class _PlotBox:
             left = right - text_width(words, SMALL) - 24
             if left < 0.3 * width:
                 break
-            look = line_style(series.style)
-            dash = f' stroke-dasharray="{look.dash}"' if look.dash else ""
-            body += f'<path d="M{pixels(left)} 9h18" stroke="{look.colour}" stroke-width="1.8"{dash}/>'
-            body += marker(look, [(left + 9, 9)]) + text(left + 24, 13, words)
+            body += _sample(series.style, left, 9, 18) + text(left + 24, 13, words)
             right = left - 12
         return body, right
-
-    def _title_and_note(self, width: float, note: str) -> str:
-        room = text_width(note, SMALL) + 12 if note else 0.0
-        note = shorten(note, 0.6 * width, SMALL)
-        title = text(0, 13, one_line(self._plot.title), bold=True, size=SIZE, width=width - min(room, 0.6 * width + 12))
-        return title + (text(width - EDGE, 13, note, anchor="end") if note else "")
 
     def _why_empty(self) -> str:
         values = [value for series in self._plot.series for _, value in series.points]
@@ -232,26 +222,21 @@ class _PlotBox:
 
     def _axes(self, x: Scale) -> str:
         assert self._y is not None
-        right, bottom = pixels(x.end), pixels(self._bottom)
+        right, bottom, places = pixels(x.end), pixels(self._bottom), place_ticks(self._options.axis, x)
+        marks = "".join(f"M{pixels(x(tick))} {bottom}v4" for tick, _ in places)
         grid = "".join(f"M{pixels(x.start)} {pixels(self._y(tick))}H{right}" for tick, _ in self._ticks)
         labels = "".join(text(x.start - 6, self._y(tick) + 4, label, anchor="end") for tick, label in self._ticks)
         return (
             f'<path d="{grid}" stroke="currentColor" stroke-opacity="0.22"/>'
-            f'<path d="M{pixels(x.start)} {bottom}H{right}{self._tick_marks(x)}" '
-            f'stroke="currentColor" stroke-opacity="0.7"/>{labels}{self._step_labels(x)}'
+            f'<path d="M{pixels(x.start)} {bottom}H{right}{marks}" '
+            f'stroke="currentColor" stroke-opacity="0.7"/>{labels}{self._step_labels(x, places)}'
         )
 
-    def _tick_marks(self, x: Scale) -> str:
-        return "".join(f"M{pixels(x(tick))} {pixels(self._bottom)}v4" for tick, _ in self._places(x))
-
-    def _places(self, x: Scale) -> list[tuple[float, str]]:
-        return place_ticks(self._options.axis, x)
-
-    def _step_labels(self, x: Scale) -> str:
+    def _step_labels(self, x: Scale, places: Sequence[tuple[float, str]]) -> str:
         base = self._bottom + 16
         body = text(x.start - 10, base, self._options.axis, anchor="end")
         free = x.start - 6
-        for tick, label in self._places(x):
+        for tick, label in places:
             half = text_width(label, SMALL) / 2
             # A label at an end of the axis stays within it.
             middle = min(max(x(tick), x.start - 6 + half), x.end + EDGE - half)
@@ -268,11 +253,6 @@ def _moment(x: float, bottom: float, words: str) -> str:
         f'<g class="change"><title>{escape(words)}</title><path {line} stroke-opacity="0" stroke-width="9" '
         f'pointer-events="stroke"/><path {line} stroke-opacity="0.6" stroke-dasharray="2 3"/></g>'
     )
-
-
-def legend_of(every: Iterable[Series]) -> list[tuple[int, str]]:
-    """Return (style, label) of these lines, each once, by style."""
-    return sorted({(series.style, series.label) for series in every})
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -331,9 +311,8 @@ def curves_picture(
     places = places_on(options.axis, curves)
     charts = charts_of(chosen, grouped=options.grouped)
     plots = [plot_of(curves, chart, places, fold=fold) for chart in charts]
-    every = [series for plot in plots if not plot.names_lines for series in plot.series]
-    legend = legend_of(every)
-    if fold or not every:
+    legend = sorted({(one.style, one.label) for plot in plots if not plot.names_lines for one in plot.series})
+    if fold or not legend:
         banded = any(series.band for plot in plots for series in plot.series)
         legend = [(0, MEAN)] if banded else []
     return draw_plots(plots, options, legend=legend)

@@ -199,17 +199,12 @@ def static_text(snapshot: RunSnapshot, curves: Curves | None = None, width: int 
         ["", *tables.table_text(rank_columns(snapshot.ranks), width, dispensable=DISPENSABLE)] if snapshot.ranks else []
     )
     if curves is not None and len(curves):
-        lines += ["", *_text_metrics(curves, width)]
+        lines += ["", *tables.table_text(metric_columns(metric_rows(curves)), width, dispensable=DISPENSABLE)]
     if shares := mean_shares(snapshot.phases):
         words = (f"{PHASES[name].word} {format_share(share)}" for name, share in shares.items())
         lines += ["", f"time: {', '.join(words)}"]
         lines += [note] if (note := sync_text(snapshot.phases)) else []
     return "\n".join(line.rstrip() for line in lines)
-
-
-def _text_metrics(curves: Curves, width: int | None) -> list[str]:
-    columns = metric_columns(metric_rows(curves))
-    return tables.table_text(columns, width, dispensable=DISPENSABLE)
 
 
 def change_marks(snapshot: RunSnapshot, curves: Curves, axis: AxisKind) -> Iterator[tuple[float, str]]:

@@ -159,11 +159,8 @@ def _of_rank(rank: RankSnapshot) -> dict[str, Any]:
     told = {field.name: getattr(rank, field.name) for field in dataclasses.fields(rank) if field.name not in LEFT_OUT}
     told = {name: value for name, value in told.items() if value not in (None, "", {})}
     texts = ("reason", "where", "last_line", "returned")
-    return told | {name: one_line(told[name]) for name in texts if name in told} | _few_metrics(rank)
-
-
-def _few_metrics(rank: RankSnapshot) -> dict[str, Any]:
-    return {"metrics": dict(list(rank.metrics.items())[:MAX_METRICS])} if rank.metrics else {}
+    few = {"metrics": dict(list(rank.metrics.items())[:MAX_METRICS])} if rank.metrics else {}
+    return told | {name: one_line(told[name]) for name in texts if name in told} | few
 
 
 def _next(snapshot: RunSnapshot, first: RankFailure | None, run: str) -> Iterator[str]:

@@ -12,8 +12,6 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
-import traitlets
-
 from notebook_launcher.config import LaunchConfig, changed_options
 from notebook_launcher.engines.cluster import command_engines
 from notebook_launcher.errors import ConfigError
@@ -38,7 +36,7 @@ from notebook_launcher.widgets.launching.parameters import (
 from notebook_launcher.wording import is_secret, name_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from notebook_launcher.kernel.plan import Plan
@@ -57,7 +55,7 @@ MICRO_BATCH_NAMES = (
 NO_FUNCTION = "There is no function to launch yet: make the panel with ConfigPanel(train), or call panel.launch(train)."
 
 
-class LaunchState(traitlets.HasTraits):
+class LaunchState:
     """A launch that is being configured.
 
     `config` is always valid in itself. `mistakes` holds what to type where a text is not a value; `problems` also holds
@@ -70,10 +68,6 @@ class LaunchState(traitlets.HasTraits):
         holder: The panel that shows the launch, which the code of the call may name; None: there is none.
     """
 
-    config = traitlets.Instance(LaunchConfig)
-    revision = traitlets.Int(0)
-    """Counter of changes, for observers."""
-
     def __init__(self, function: Any, config: LaunchConfig, arguments: Mapping[str, Any], holder: Any = None) -> None:
         self.function = function
         self.name = "" if function is None else name_of(function)
@@ -83,12 +77,26 @@ class LaunchState(traitlets.HasTraits):
         self.plan: Plan | None = None
         self.machine = devices.detect()
         self.lock = threading.RLock()
+        self.changed: Callable[[], object] = lambda: None
+        """Called after each change."""
         self._holder = holder or self
-        self._is_field_put = False
+        self._config = config
         self._takes_any = takes_any_name(function)
         self.arguments = Arguments(self._check_name, self._argument_changed)
-        super().__init__(config=config)
         self.arguments.replace(arguments)
+
+    @property
+    def config(self) -> LaunchConfig:
+        """The options. To set them fills every field again."""
+        return self._config
+
+    @config.setter
+    def config(self, config: LaunchConfig) -> None:
+        with self.lock:
+            if config != self._config:
+                self._config = config
+                self.mistakes = {key: text for key, text in self.mistakes.items() if key.startswith("arguments.")}
+                self.touch()
 
     @property
     def micro_batch(self) -> Parameter | None:
@@ -147,14 +155,8 @@ class LaunchState(traitlets.HasTraits):
                 self.touch()
                 return
             self.mistakes.pop(name, None)
-            if config == self.config:
-                self.touch()
-                return
-            self._is_field_put = True  # The other fields keep their mistakes.
-            try:
-                self.config = config
-            finally:
-                self._is_field_put = False
+            self._config = config  # The other fields keep their mistakes.
+            self.touch()
 
     def put_typed(self, key: str, text: str) -> None:
         """Set an option or an argument to what was typed; an empty text means the default."""
@@ -169,7 +171,7 @@ class LaunchState(traitlets.HasTraits):
             self.put(key, value)
 
     def touch(self) -> None:
-        """Find the present problems, and notify the observers of `revision`."""
+        """Find the present problems, and tell of the change."""
         with self.lock:
             found = self._argument_problems() | hardware.misfits(self.machine, self.config)
             self.problems = {**self.mistakes, **found, **self.mistakes}
@@ -184,7 +186,7 @@ class LaunchState(traitlets.HasTraits):
                     checks.check_call(self.function, *self.call(), launcher="notebook_launch(fn, 2")
             except ConfigError as error:
                 self.problems.setdefault(error.field or "", str(error))
-            self.revision += 1
+            self.changed()
 
     def _argument_problems(self) -> dict[str, str]:
         found = {}
@@ -246,13 +248,6 @@ class LaunchState(traitlets.HasTraits):
             for key in [f"arguments.{name}"] if name is not None else [*self.mistakes]:
                 if key.startswith("arguments."):
                     self.mistakes.pop(key, None)
-            self.touch()
-
-    @traitlets.observe("config")
-    def _config_changed(self, _change: Any) -> None:
-        with self.lock:
-            if not self._is_field_put:  # The change came from code: every field is filled again.
-                self.mistakes = {key: text for key, text in self.mistakes.items() if key.startswith("arguments.")}
             self.touch()
 
 

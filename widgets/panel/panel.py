@@ -98,8 +98,8 @@ class ConfigPanel(anywidget.AnyWidget):
         self.view = PanelView(state)
         """The form: `panel.view.fields["seed"]` is the seed's."""
         self.add_class(self._kept.live)
-        state.observe(lambda _: self.draw(), "revision")
-        traitlets.link((state, "config"), (self, "config"))
+        state.changed = self._follow
+        self.observe(lambda change: setattr(state, "config", change["new"]), "config")
         self.on_msg(lambda _, content, __: self._receive(content))
         self._move_to(cell.current_message())
         self.draw()
@@ -195,6 +195,10 @@ class ConfigPanel(anywidget.AnyWidget):
     def settings(self) -> dict[str, dict[str, Any]]:
         """Options and arguments that differ from their defaults and can be typed."""
         return launch_state.settings_of(self._state)
+
+    def _follow(self) -> None:
+        self.config = self._state.config
+        self.draw()
 
     def draw(self) -> None:
         """Show the state of the launch: what was set from code, mistakes, the effective batch and the code."""
