@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import os
 import signal
@@ -10,10 +9,10 @@ import tempfile
 from typing import TYPE_CHECKING
 
 import pytest
-from jupyter_core import utils as jupyter_utils
 
 from notebook_launcher.history.run_folders import VARIABLE
 from tests.everything import ALONE
+from tests.support.kernels import no_loop_left
 from tests.support.leaks import lasting, leave_nothing_behind, marked_session  # noqa: F401 - fixtures
 from tests.support.warm_kernels import run_cell, unchanged, warm_kernel
 
@@ -107,12 +106,8 @@ def kernel(module_kernel: Kernel) -> Iterator[Kernel]:
         yield module_kernel
 
 
-@pytest.fixture
-def no_loop_left() -> Iterator[None]:
+@pytest.fixture(name="no_loop_left")
+def closed_loop() -> Iterator[None]:
     """Close the event loop that jupyter_client makes and keeps."""
-    loop = jupyter_utils._loop.get()
-    owns_loop = loop is None or loop.is_closed()
-    yield
-    if owns_loop:
-        jupyter_utils.ensure_event_loop().close()
-        asyncio.set_event_loop(None)
+    with no_loop_left():
+        yield

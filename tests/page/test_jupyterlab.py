@@ -170,9 +170,8 @@ def chromium() -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="module")
-def lab(request: pytest.FixtureRequest, chromium: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    app = getattr(request, "param", "lab")
-    with Lab(chromium, tmp_path_factory.mktemp(app), NOTEBOOKS, app=app) as opened:
+def lab(chromium: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    with Lab(chromium, tmp_path_factory.mktemp("lab"), NOTEBOOKS) as opened:
         yield opened
 
 
@@ -232,13 +231,13 @@ def wait_for_state(page: Page, state: str) -> None:
     monitor_of(page).locator(".nbl-header .nbl-state-word").get_by_text(state).wait_for()
 
 
-def show_again(lab: Lab, page: Page, name: str, state: str) -> None:
+def show_again(lab: Lab, page: Page, name: str, state: str, *, app: str = "lab") -> None:
     """Load the page again and wait until its last monitor has a state.
 
     The page gives the kernel 4 s to tell of its widgets, and asks once: what a busy machine tells later is not shown.
     """
     for _ in range(3):
-        lab.show(page, name)
+        lab.show(page, name, app=app)
         with contextlib.suppress(lab.timeout()):
             return wait_for_state(page, state)
     pytest.fail(f"the monitor is not shown again as {state}")
@@ -255,9 +254,8 @@ def press_shortcuts(page: Page, *controls: Locator) -> None:
         assert page.evaluate(cells) == before, control
 
 
-@pytest.mark.parametrize("lab", ["notebook"], indirect=True)
 def test_panel_launches_a_run_and_shows_its_monitor(lab):
-    page = lab.open("panel.ipynb", height=1900)
+    page = lab.open("panel.ipynb", app="notebook", height=1900)
     lab.run(page, 0)
     lab.run(page, 1)
     panel = page.locator(".nbp-panel")
@@ -278,7 +276,7 @@ def test_panel_launches_a_run_and_shows_its_monitor(lab):
 
     lab.cell(page, 0).locator(".cm-content").first.click()  # JupyterLab saves nothing from a widget's button.
     lab.save(page, "panel.ipynb")
-    show_again(lab, page, "panel.ipynb", "done")
+    show_again(lab, page, "panel.ipynb", "done", app="notebook")
     assert page.locator(".jp-mod-outputsScrolled").count() == 0  # Notebook 7 puts outputs of 1,820 pixels into a box.
     assert monitor_of(page).evaluate("(root) => root.getBoundingClientRect().right <= innerWidth")
     assert "loss" in monitor_of(page).inner_text()

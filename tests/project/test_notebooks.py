@@ -17,13 +17,14 @@ import psutil
 import pytest
 from nbclient.exceptions import CellExecutionError
 
+from tests.support.kernels import ROOT, no_loop_left
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 client: Any = importlib.import_module("notebooks.demo").StreamingClient
 """Runs a notebook in this interpreter's kernel."""
 
-ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = [*sorted((ROOT / "notebooks").glob("[0-9]*.ipynb")), ROOT / "notebooks" / "hosted_check.ipynb"]
 """The tutorials, and the check of a hosted machine; `gpu_check.ipynb` always installs a wheel."""
 MARK = "NOTEBOOK_LAUNCHER_TEST_NOTEBOOK"
@@ -50,8 +51,9 @@ def is_meant_to_raise(cell: Any) -> bool:
 def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """What runs all notebooks in one kernel; imports and the fork server are there from the second notebook on."""
     folder, mark = tmp_path_factory.mktemp("kernel"), uuid.uuid4().hex
+    empty = nbformat.v4.new_notebook()
     resources = {"metadata": {"path": str(ROOT / "notebooks")}, "sockets": str(folder)}
-    running = client(nbformat.v4.new_notebook(), timeout=200, resources=resources)
+    running = client(empty, timeout=200, resources=resources)
     running.env = {
         **os.environ,
         MARK: mark,
@@ -59,9 +61,17 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         "IPYTHONDIR": str(folder),
         "PYDEVD_DISABLE_FILE_VALIDATION": "1",
     }
-    yield running
-    execute(running, nbformat.v4.new_notebook(), cleanup_kc=True)
+    with no_loop_left():
+        yield running
+        execute(running, empty, cleanup_kc=True)
     assert psutil.wait_procs(processes_with(mark), timeout=5)[1] == []
+
+
+@pytest.fixture
+def lasting(request: pytest.FixtureRequest) -> None:
+    """Start the kernel before a test of a notebook, after which the check for leaks ends what the test has started."""
+    if "reader" in request.fixturenames and (reader := request.getfixturevalue("reader")).km is None:
+        execute(reader, nbformat.v4.new_notebook())
 
 
 def execute(reader: Any, notebook: Any, *, cleanup_kc: bool = False) -> Any:
@@ -110,7 +120,6 @@ def test_notebook_begins_with_summary_and_ends_with_leak_check(path: Path) -> No
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.leaks("the kernel serves all notebooks")
 @pytest.mark.parametrize("path", NOTEBOOKS[1:], ids=lambda path: path.stem)  # test_demo.py runs the first
 def test_notebook_runs_from_top_to_bottom_and_leaves_no_process(path: Path, reader: Any) -> None:
     # pytest would print all stacks too early on a busy machine; the limit above prints them too.
@@ -126,7 +135,6 @@ def test_notebook_runs_from_top_to_bottom_and_leaves_no_process(path: Path, read
 
 
 @pytest.mark.slow
-@pytest.mark.leaks("the kernel serves all notebooks")
 def test_notebook_with_failing_assertion_raises(reader: Any) -> None:
     sources = ["import sys\nprint(sys.executable)", "assert 1 > 2"]
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in sources])

@@ -29,7 +29,7 @@ from jupyter_core import utils as jupyter_utils
 from notebook_launcher.kernel.display.questions import READER
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from types import TracebackType
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -98,6 +98,17 @@ class Outcome:
         return "\n".join(line for content in self.of("error") for line in content["traceback"])
 
 
+@contextlib.contextmanager
+def no_loop_left() -> Iterator[None]:
+    """Close the event loop that jupyter_client makes for its first kernel and keeps."""
+    loop = jupyter_utils._loop.get()
+    owns_loop = loop is None or loop.is_closed()
+    yield
+    if owns_loop:
+        jupyter_utils.ensure_event_loop().close()
+        asyncio.set_event_loop(None)
+
+
 class Kernel:
     """An ipykernel in a process of its own."""
 
@@ -133,9 +144,7 @@ class Kernel:
         self._replied: set[str] = set()
 
     def __enter__(self) -> Kernel:
-        # jupyter_client makes an event loop for its first kernel and never closes it.
-        loop = jupyter_utils._loop.get()
-        self._owns_loop = loop is None or loop.is_closed()
+        self._folder.enter_context(no_loop_left())
         self._manager.start_kernel(env=self._env, cwd=self._cwd, stdout=self._log, stderr=self._log)
         self._client = self._manager.client()
         self._client.start_channels()
@@ -152,9 +161,6 @@ class Kernel:
         self._client.stop_channels()
         self._manager.shutdown_kernel(now=True)
         self._context.destroy(linger=0)
-        if self._owns_loop:
-            jupyter_utils.ensure_event_loop().close()
-            asyncio.set_event_loop(None)
         self._folder.close()
 
     @property

@@ -43,6 +43,15 @@ QUIET = [
 PATIENCE_MS = 30_000
 """Milliseconds to wait for an element: a busy machine is slow to show a page."""
 
+UNUSED = [
+    f"@jupyterlab/{name}-extension"
+    for name in (
+        *("audio", "celltags", "csvviewer", "debugger", "extensionmanager", "help", "htmlviewer", "hub", "imageviewer"),
+        *("inspector", "launcher", "lsp", "markdownviewer", "mermaid", "metadataform", "pluginmanager", "running"),
+        *("settingeditor", "terminal", "toc", "tooltip", "video"),
+    )
+]
+"""Parts of JupyterLab without which a page of a notebook loads in less processor time."""
 PROMPT = "document.querySelectorAll('.jp-Notebook .jp-CodeCell')[at]?.querySelector('.jp-InputPrompt')?.innerText"
 
 needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install chromium-headless-shell")
@@ -69,11 +78,9 @@ class Lab:
         folder: Path,
         notebooks: Mapping[str, Sequence[str]],
         *,
-        app: str = "lab",
         env: Mapping[str, str] | None = None,
     ) -> None:
         self._chromium = chromium
-        self._app = app
         self._folder = folder / "notebooks"
         self._folder.mkdir(parents=True)
         self._runtime = folder / "runtime"
@@ -84,19 +91,17 @@ class Lab:
             )
             nbformat.write(written, self._folder / name)
         self._log = (folder / "server.log").open("wb")
-        self._server = subprocess.Popen(
-            self._command(), env=self._environ(folder, env or {}), stdout=self._log, stderr=subprocess.STDOUT
-        )
-        self._context: Any = None
-
-    def _command(self) -> list[str]:
-        return [
-            *(sys.executable, "-m", "jupyterlab" if self._app == "lab" else "notebook"),
+        command = [
+            *(sys.executable, "-m", "jupyterlab"),
             *("--no-browser", "--allow-root", "--ServerApp.ip=127.0.0.1", "--ServerApp.port=0"),
             *("--IdentityProvider.token=", f"--ServerApp.root_dir={self._folder}", "--LabApp.news_url="),
             *("--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate", "--LabApp.expose_app_in_browser=True"),
             "--JupyterNotebookApp.expose_app_in_browser=True",
         ]
+        self._server = subprocess.Popen(
+            command, env=self._environ(folder, env or {}), stdout=self._log, stderr=subprocess.STDOUT
+        )
+        self._context: Any = None
 
     def _environ(self, folder: Path, env: Mapping[str, str]) -> dict[str, str]:
         settings = folder / "settings" / "@jupyterlab" / "apputils-extension"
@@ -105,7 +110,8 @@ class Lab:
         page = folder / "config" / "labconfig"
         page.mkdir(parents=True)
         # Otherwise each page that is opened has the server run node to see if JupyterLab could be built: 0.6 s.
-        (page / "page_config.json").write_text('{"buildCheck": false, "buildAvailable": false}', encoding="utf-8")
+        look = {"buildCheck": False, "buildAvailable": False, "disabledExtensions": UNUSED}
+        (page / "page_config.json").write_text(json.dumps(look), encoding="utf-8")
         return {
             **os.environ,
             "JUPYTER_RUNTIME_DIR": str(self._runtime),
@@ -165,16 +171,14 @@ class Lab:
         self._server.wait()
         psutil.wait_procs(family)
 
-    def open(self, name: str, *, width: int = 1200, height: int = 900, dark: bool = False) -> Page:
-        """Open a notebook in a page of its own and wait until its kernel is idle."""
+    def open(self, name: str, *, app: str = "lab", width: int = 1200, height: int = 900) -> Page:
+        """Open a notebook in a page of its own, of JupyterLab or of "notebook", and wait until its kernel is idle."""
         if self._context is None:
             self._context = self._chromium.new_context()
         page: Page = self._context.new_page()
         page.set_default_timeout(PATIENCE_MS)
         page.set_viewport_size({"width": width, "height": height})
-        if dark:
-            page.emulate_media(color_scheme="dark")
-        self.show(page, name)
+        self.show(page, name, app=app)
         return page
 
     def close_pages(self, *, end_kernels: bool = False) -> None:
@@ -186,9 +190,9 @@ class Lab:
         for page in pages:
             page.close()
 
-    def show(self, page: Page, name: str) -> None:
+    def show(self, page: Page, name: str, *, app: str = "lab") -> None:
         """Load a notebook, as a reload of the page does."""
-        where = f"lab/tree/{name}?reset" if self._app == "lab" else f"notebooks/{name}"
+        where = f"lab/tree/{name}?reset" if app == "lab" else f"notebooks/{name}"
         page.goto(self._url + where)
         page.locator(".jp-Notebook .jp-CodeCell").first.wait_for()
         # A cell that is run before the kernel reports that it is idle loses its [*] again.

@@ -10,8 +10,7 @@ import pytest
 from notebook_launcher.drawing.legend import LIMITS
 from notebook_launcher.history.curves import MAX_POINTS
 from notebook_launcher.history.schema import PhaseSpan, RankPhases, RankSnapshot
-from notebook_launcher.widgets.monitor import feeds
-from notebook_launcher.widgets.monitor.feed import Feed
+from notebook_launcher.widgets.monitor.feed import NEW_BYTES, Feed
 from notebook_launcher.widgets.monitor.plot_feed import NEW_POINTS, json_number
 from tests.support.made_up_run import Drawn, Reader, points, size
 
@@ -118,7 +117,7 @@ def test_page_gets_the_end_of_a_long_log_in_whole_lines() -> None:
     (log,) = update["logs"]
     assert "B not shown; run.logs(0) has everything" in log["text"][:100]
     assert log["text"].endswith("new\nlast\n")
-    assert len(log["text"]) < feeds.NEW_BYTES + 200
+    assert len(log["text"]) < NEW_BYTES + 200
 
 
 def test_spans_are_sent_once_and_newest_first_when_there_are_too_many() -> None:
