@@ -1,14 +1,20 @@
-"""The table of kept runs in a real browser, with a fake model."""
+"""The table of kept runs, and runs side by side, in a real browser, with a fake model."""
 
 from __future__ import annotations
 
+import itertools
 import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from notebook_launcher.history.curves import Curves
+from notebook_launcher.history.schema import MetricPoint, RunSnapshot
 from notebook_launcher.widgets.assets import STATIC, join_modules
+from notebook_launcher.widgets.runs.comparison import ComparedRun, Comparison
+from notebook_launcher.widgets.runs.comparison_view import ComparisonPage, ComparisonView
 from tests.support.lab import needs_browser
+from tests.support.made_up_run import Reader
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,12 +36,21 @@ window.model = {
   on(name, call) { calls.set(name, call); },
   off(name) { calls.delete(name); },
   send(message) { this.sent.push(message); },
+  fire(message) { calls.get("msg:custom")(message); },
   change(name, value) { this.traits[name] = value; calls.get(`change:${name}`)(); },
 };
 window.cleanUp = widget.render({ model, el: document.getElementById("root") });
 window.listening = () => calls.size;
 </script>
 """
+FRAMES = "async () => { for (let at = 0; at < 4; at += 1) await new Promise(requestAnimationFrame); }"
+
+
+def show(window: Page, css: str, script: str, traits: dict[str, Any]) -> None:
+    """Show a widget with a model of these traits."""
+    parts = {"css": css, "module": json.dumps(script), "traits": json.dumps(traits)}
+    window.goto("about:blank")
+    window.set_content(HARNESS % {name: part.replace("</", "<\\/") for name, part in parts.items()})
 
 
 def row(number: int, name: str = "", notes: str = "") -> dict[str, Any]:
@@ -61,11 +76,8 @@ def columns(*keys: str) -> list[dict[str, Any]]:
 def page(window: Page) -> Iterator[Page]:
     rows = [row(number) for number in range(4)] + [row(4, notes=EVIL, name="best")]
     known = columns("name", "tags", "when", "time", "notes")
-    traits = json.dumps({"rows": rows, "columns": known, "caption": "5 runs in /runs", "answer": "", "compared": ""})
-    module = json.dumps(join_modules(STATIC / "runs.js"))
-    parts = {"css": (STATIC / "runs.css").read_text(encoding="utf-8"), "module": module, "traits": traits}
-    window.goto("about:blank")
-    window.set_content(HARNESS % {name: part.replace("</", "<\\/") for name, part in parts.items()})
+    traits = {"rows": rows, "columns": known, "caption": "5 runs in /runs", "answer": "", "compared": ""}
+    show(window, (STATIC / "runs.css").read_text(encoding="utf-8"), join_modules(STATIC / "runs.js"), traits)
     window.wait_for_function("window.listening?.() === 5")
     yield window
     assert window.evaluate("window.hacked") is None
@@ -134,3 +146,77 @@ def test_column_of_an_argument_is_sorted_by_its_number(page):
     page.evaluate("rows => model.change('rows', rows)", rows)
     page.get_by_role("button", name="lr").click()
     assert page.locator("tbody td:nth-child(3)").all_inner_texts() == ["1e-3", "0.02", "0.1"]
+
+
+def snapshot(name: str) -> RunSnapshot:
+    facts: dict[str, Any] = {"id": name, "started": 0.0, "seconds": 1.0, "num_processes": 1, "summary": "", "seed": 0}
+    return RunSnapshot(name=name, state="done", ranks=(), **facts)
+
+
+def reader(shift: float, num_steps: int) -> Reader:
+    values = [{"loss": shift + 1 / (step + 1), "acc": 0.5 + shift} for step in range(num_steps)]
+    points = [MetricPoint(rank=0, step=step, time=step / 10, values=each) for step, each in enumerate(values)]
+    return Reader(metrics=points)
+
+
+@pytest.fixture
+def comparison() -> Comparison:
+    """Two runs; of the first one a plot has a part of the points."""
+    runs = [
+        ComparedRun(snapshot("one"), Curves(), reader(0.0, 5000)),
+        ComparedRun(snapshot(EVIL), Curves(), reader(0.25, 50)),
+    ]
+    for run in runs:
+        run.curves.fold(run.reader.metrics)
+    return Comparison(runs, ["loss", "acc"])
+
+
+def test_runs_are_lines_of_live_plots_with_their_last_values(window: Page, comparison: Comparison) -> None:
+    view = ComparisonView(comparison)
+    sent: list[Any] = []
+    answers = ComparisonPage(comparison, sent.append)
+    show(window, view._css, view._esm, {"tables": view.tables})
+    window.wait_for_function("window.model?.sent.length")
+
+    def answer() -> None:
+        for asked in window.evaluate("model.sent.splice(0)"):
+            answers.receive(asked)
+        for message in sent:
+            window.evaluate("message => model.fire(message)", message)
+        sent.clear()
+        window.evaluate(FRAMES)
+
+    answer()
+    assert window.locator(".nbl-plot-name").all_inner_texts() == ["loss", "acc"]
+    assert window.locator(".nbl-parts").first.inner_text().split("\n") == ["A: one 2e-4", f"B: {EVIL} 0.27"]
+    assert window.locator(".nbl-plot-canvas canvas").count() == 2
+    with window.expect_download() as download:
+        window.get_by_role("button", name="CSV").click()
+        answer()
+    rows = download.value.path().read_text().splitlines()
+    assert (len(rows), rows[0], rows[-1]) == (
+        1 + 2 * 5050,
+        "run,metric,rank,step,seconds,value",
+        "B,loss,0,49,4.9,0.27",
+    )
+    axis, plot = window.get_by_label("Horizontal axis"), window.locator(".nbl-plot-canvas").first
+
+    def read(key: str) -> str:
+        plot.press(key)
+        answer()
+        return window.locator(".nbl-tip-title").first.inner_text()
+
+    axis.select_option("time")
+    answer()
+    assert read("ArrowRight") == "4 min 22 s"
+    axis.select_option("step")
+    answer()
+    for _ in range(8):
+        read("+")
+    steps = [int(read("ArrowLeft").removeprefix("step ").replace(",", "")) for _ in range(12)]
+    assert {before - after for before, after in itertools.pairwise(steps)} == {0, 1}
+    assert window.get_by_text("A: 2e-4 at step 4,999").is_visible()
+    assert window.evaluate("window.hacked") is None
+    window.evaluate("window.cleanUp()")
+    assert window.locator(".nbl-monitor").count() == 0
+    view.close()
