@@ -119,19 +119,6 @@ run.wait()
 """
 
 
-def test_examples_in_docstrings_run(tmp_path):
-    found = {code: where for where, code in examples()}
-    assert len(found) >= 4
-    with pages.reader(tmp_path) as kernel:
-        assert kernel.execute(GIVEN).error is None
-        for code, where in found.items():
-            if code.lstrip().startswith("{"):
-                json.loads(code)
-                continue
-            outcome = kernel.execute(code)
-            assert outcome.error is None, f"{where}\n{outcome.traceback}"
-
-
 @pytest.fixture(scope="module")
 def reader(module_kernel):
     return module_kernel
@@ -155,3 +142,15 @@ def test_how_to_code_prints_what_the_page_shows(how_to, reader, tmp_path):
                 pages.run(block, reader)
     if missing:
         pytest.skip(f"not installed: {', '.join(missing)}; the other code of the page ran")
+
+
+def test_examples_in_docstrings_run(reader, tmp_path):
+    found = {code: where for where, code in examples()}
+    assert len(found) >= 4
+    assert reader.execute(f"%reset -f\n%cd -q {tmp_path}\n{GIVEN}").error is None
+    for code, where in found.items():
+        if code.lstrip().startswith("{"):
+            json.loads(code)
+            continue
+        outcome = reader.execute(code)
+        assert outcome.error is None, f"{where}\n{outcome.traceback}"
