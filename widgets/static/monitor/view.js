@@ -1,6 +1,6 @@
 import { FrameLoop } from "./canvas.js";
 import { CurveGrid, CurveOptions, Usage } from "./curves.js";
-import { make, show } from "./elements.js";
+import { make, show, Tabs } from "./elements.js";
 import { Header, Progress } from "./header.js";
 import { DEAD_STATUSES, watchKernel } from "./kernel.js";
 import { Logs } from "./logs.js";
@@ -10,7 +10,6 @@ import { RunData } from "./model.js";
 import { Pictures } from "./pictures.js";
 import { RankTable } from "./ranks.js";
 import { Settings } from "./settings.js";
-import { Tabs } from "./tabs.js";
 import { Timeline } from "./timeline.js";
 
 const PAGE_ID = Math.random().toString(36).slice(2); // differs after a reload
