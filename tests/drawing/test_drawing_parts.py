@@ -1,18 +1,22 @@
-"""Parts of pictures and tables: text, scales, colours, averages."""
+"""Parts of pictures and tables: text, scales, colours, the legend."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 import xml.etree.ElementTree as ET
+from typing import get_args
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from notebook_launcher.colours import MARKERS, SERIES, line_style
+from notebook_launcher.drawing.legend import PHASES, RANK_STATES, RUN_STATES
 from notebook_launcher.drawing.scales import linear_ticks, log_ticks, make_scale, shorten, text_width, tick_labels
 from notebook_launcher.drawing.tables import spark_line
+from notebook_launcher.history.schema import RankState, RunState
+from notebook_launcher.training.recording.phases import Phase
 from notebook_launcher.wording import clean, escape, one_line
 from tests.support.drawn_runs import CROSS, EVIL, INF, NAN
 
@@ -144,3 +148,16 @@ def test_lines_differ_without_colour() -> None:
 )
 def test_spark_line_draws_heights_and_marks_what_is_not_finite(values: list[float], line: str) -> None:
     assert spark_line(list(enumerate(values))) == line
+
+
+# Legend.
+
+
+def test_every_phase_that_training_measures_has_a_look():
+    assert tuple(PHASES) == get_args(Phase)
+
+
+@pytest.mark.parametrize(("looks", "states"), [(RUN_STATES, RunState), (RANK_STATES, RankState)])
+def test_every_state_has_a_look_of_its_own(looks, states):
+    assert set(looks) == set(get_args(states))
+    assert len({(look.word, look.shape) for look in looks.values()}) == len(looks)
