@@ -73,7 +73,7 @@ def wait_for_a_loss() -> str:
 
 def mortal(gone: Path) -> list[str]:
     """Return the command of a node that cannot be reached any more once a file is there."""
-    return ["bash", "-c", f'if [ -e {gone} ]; then echo no route to host >&2; exit 255; fi; exec "$@"', "node"]
+    return ["bash", "-c", f'if [ -e "{gone}" ]; then echo no route to host >&2; exit 255; fi; exec "$@"', "node"]
 
 
 def lose_node_of(run: Run, rank: int, gone: Path) -> None:
@@ -118,22 +118,18 @@ def test_resumed_run_continues_with_the_ranks_of_the_other_node(
 
 
 @pytest.mark.slow
-def test_an_idle_node_takes_the_rank_of_a_lost_one(home: Path, tmp_path: Path) -> None:
-    gone = tmp_path / "gone"
-    with Commands([mortal(gone), []]) as engine:
+def test_lost_ranks_need_a_run_that_can_do_without_them_or_an_idle_node(home: Path, tmp_path: Path) -> None:
+    gone, also_gone = tmp_path / "gone", tmp_path / "also gone"
+    reason = "The run cannot continue on the remaining nodes: shard=2"
+    with Commands([mortal(gone), mortal(also_gone)]) as engine:
+        run = launch(wait_for_a_loss, 2, engine=engine, shard=2, resume="checkpoint", **QUIET)
+        until(lambda: len(run.metrics) == 2, run)
+        lose_node_of(run, 1, also_gone)
+        with pytest.raises(ConfigError, match=rf"(?s)node 1 did not come up: .*\n{reason}"):
+            run.result()
+        also_gone.unlink()
         run = launch(wait_for_a_loss, 1, engine=engine, nodes=1, resume="checkpoint", **QUIET)
         until(lambda: run.metrics, run)
         lose_node_of(run, 0, gone)
         assert list(run.result()) == ["1"]
     assert run.changes == ()
-
-
-@pytest.mark.slow
-def test_run_that_cannot_do_without_the_lost_ranks_says_why(home: Path, tmp_path: Path) -> None:
-    gone, reason = tmp_path / "gone", "The run cannot continue on the remaining nodes: shard=2"
-    with Commands([[], mortal(gone)]) as engine:
-        run = launch(wait_for_a_loss, 2, engine=engine, shard=2, resume="checkpoint", **QUIET)
-        until(lambda: len(run.metrics) == 2, run)
-        lose_node_of(run, 1, gone)
-        with pytest.raises(ConfigError, match=rf"(?s)node 1 did not come up: .*\n{reason}"):
-            run.result()
