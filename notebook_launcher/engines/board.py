@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from notebook_launcher.messaging import board_layout, messages
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, MutableSequence
+    from collections.abc import Iterator, MutableSequence
 
 
 class Board:
@@ -58,17 +58,7 @@ class Board:
 # Metrics, progress and phases of training on their way from another machine, of which ranks send many a second.
 
 
-Packed = tuple[Any, ...]
-"""A record as plain values: the place of its kind in `LIVE`, the rank, and the record's fields in their order."""
-
 LIVE = (messages.Metrics, messages.Progress, messages.Phases)
-PLACES: dict[type[Any], int] = {kind: place for place, kind in enumerate(LIVE)}
-
-
-def pack_record(rank: int, record: Any) -> Packed | None:
-    """Return a record as plain values; None: it is of another kind, which comes seldom."""
-    place = PLACES.get(type(record))
-    return None if place is None else (place, rank, *record)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -83,12 +73,8 @@ class LiveRecords:
     offset: float
     """Seconds by which the kernel's clock is ahead of the times in them."""
 
-    @staticmethod
-    def pickle(records: Iterable[Packed]) -> bytes:
-        """Return packed records as bytes, for `pickled`."""
-        return pickle.dumps(tuple(records), protocol=5)
-
-    def __iter__(self) -> Iterator[Packed]:
+    def __iter__(self) -> Iterator[tuple[int, Any]]:
+        """Yield each record with its rank."""
         return iter(pickle.loads(self.pickled))
 
 

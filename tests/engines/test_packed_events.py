@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from notebook_launcher.engines.board import LiveRecords, pack_record
+from notebook_launcher.engines.board import LiveRecords
 from notebook_launcher.engines.cluster.node_records import HOLD, HeldEvents
 from notebook_launcher.engines.engine import FromRank, Output, RankLost, Woken
 from notebook_launcher.kernel.run.live_values import LiveValues
@@ -37,9 +37,9 @@ def test_events_are_the_same_and_in_their_order_at_the_other_end() -> None:
     output = Output(2, "stderr", b"x")
     events = [FromRank(2, METRICS, []), FromRank(3, PROGRESS, []), output, FromRank(2, PHASES, []), STARTED]
     first, *others = taken_from(*events)
-    assert list(first) == [pack_record(2, METRICS), pack_record(3, PROGRESS)]
+    assert list(first) == [(2, METRICS), (3, PROGRESS)]
     assert others[0] == output
-    assert list(others[1]) == [pack_record(2, PHASES)]
+    assert list(others[1]) == [(2, PHASES)]
     assert first.offset == others[1].offset == 100.0
     assert others[2] is not STARTED
     assert others[2] == STARTED
@@ -62,7 +62,7 @@ def test_packed_records_add_up_to_the_same_with_times_by_the_clock_of_the_kernel
 
 def test_spans_keep_their_times_when_the_clock_of_their_machine_is_measured_again() -> None:
     live = LiveValues(launched=0.0)
-    pickled = LiveRecords.pickle([pack_record(2, PHASES) or ()])
+    pickled = pickle.dumps([(2, PHASES)])
     for offset in (0.0, 0.0, 7.0):
         live.fold_all(LiveRecords(pickled, offset))
     assert [span.start for span in live.phases[2].spans] == [4.0, 4.0, 11.0]

@@ -13,14 +13,17 @@ All are named tuples: the kernel unpickles thousands a second, and takes three t
 from __future__ import annotations
 
 import itertools
+import pickle
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from notebook_launcher.engines.board import LiveRecords, Pulse, pack_record
+from notebook_launcher.engines.board import LIVE
 from notebook_launcher.engines.engine import FromRank, Output, Woken
 from notebook_launcher.messaging import messages
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from notebook_launcher.engines.board import Pulse
 
 
 # kernel -> agent
@@ -215,7 +218,6 @@ class HeldEvents:
 
     def __init__(self) -> None:
         self._events: list[Any] = []
-        """Events, and live records as tuples."""
         self._due = float("inf")
         """Time at which they are to be sent."""
 
@@ -225,9 +227,8 @@ class HeldEvents:
             if isinstance(event, Woken):
                 continue
             record = event.record if isinstance(event, FromRank) else event
-            live = pack_record(event.rank, record) if isinstance(event, FromRank) else None
-            is_calm = are_calm or live or isinstance(record, (Output, messages.RankStarted, messages.CallStarted))
-            self._events.append(live or event)
+            is_calm = are_calm or isinstance(record, (Output, messages.RankStarted, messages.CallStarted, *LIVE))
+            self._events.append(event)
             self._due = min(self._due, now + HOLD if is_calm else now)
 
     def next_due(self, now: float) -> float:
@@ -237,8 +238,12 @@ class HeldEvents:
     def take(self) -> tuple[Any, ...]:
         """Return all events, with pickled live records in their places, and forget them."""
         taken: list[Any] = []
-        for is_live, group in itertools.groupby(self._events, key=lambda event: type(event) is tuple):
+        for is_live, group in itertools.groupby(self._events, key=_is_live):
             events = list(group)
-            taken += [LiveRecords.pickle(events)] if is_live else events
+            taken += [pickle.dumps([(event.rank, event.record) for event in events])] if is_live else events
         self._events, self._due = [], float("inf")
         return tuple(taken)
+
+
+def _is_live(event: Any) -> bool:
+    return isinstance(event, FromRank) and isinstance(event.record, LIVE)

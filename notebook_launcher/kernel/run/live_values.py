@@ -8,7 +8,6 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
-from notebook_launcher.engines.board import LIVE
 from notebook_launcher.history import schema
 from notebook_launcher.history.schema import MetricPoint, PhaseSpan, RunChange, RunPicture, RunSetting
 from notebook_launcher.kernel.metering import Pace, SamplePace
@@ -84,11 +83,8 @@ class LiveValues:
 
     def fold_all(self, records: LiveRecords) -> None:
         """Add records of several ranks."""
-        make: Any = tuple.__new__
-        kinds, offset = [(kind, self._folds[kind]) for kind in LIVE], records.offset
-        for packed in records:
-            kind, fold = kinds[packed[0]]
-            fold(packed[1], make(kind, packed[2:]), offset)
+        for rank, record in records:
+            self._folds[type(record)](rank, record, records.offset)
 
     # `offset`: seconds by which the clock of this machine is ahead of the rank's.
 
