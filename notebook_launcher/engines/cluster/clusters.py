@@ -62,7 +62,8 @@ class Cluster:
         """Wait for all nodes, so that an error names each one that does not come up."""
         began, down = time.monotonic(), dict[int, str]()
         for node in self.nodes:
-            if node.greeting is None and (greeting := self._await_greeting(node, until)) is None:
+            node.greeting = node.greeting or self._await_greeting(node, until)
+            if node.greeting is None:
                 words = textwrap.indent(node.connection.last_words(), "    ")
                 last_words = f"\nIts last words:\n{words}" if words else ""
                 waited = min(self._key.patience, time.monotonic() - began)
@@ -70,8 +71,6 @@ class Cluster:
                 down[node.number] = (
                     f"node {node.number} did not come up: {reason}. {node.connection.origin}{last_words}"
                 )
-            elif node.greeting is None:
-                node.greeting = greeting
         if down:
             raise _down("\n".join(down.values()), down)
 
