@@ -207,11 +207,11 @@ class AttachedQuestions:
         """
         try:
             question = self._next()
-            if question is None or self._has_given_up:
+            if question is None:
                 with contextlib.suppress(queue.Empty):
                     self._news.get(timeout=patience)
                 question = self._next()
-            if question is not None and not self._has_given_up:
+            if question is not None:
                 self._ask(question)
         except KeyboardInterrupt:
             if not self._has_withdrawn:
@@ -219,7 +219,8 @@ class AttachedQuestions:
             self._has_withdrawn = False
 
     def _next(self) -> PendingQuestion | None:
-        return next((question for question in self._pending if question.key not in self._answered), None)
+        new = (question for question in self._pending if question.key not in self._answered)
+        return None if self._has_given_up else next(new, None)
 
     def _ask(self, question: PendingQuestion) -> None:
         try:
