@@ -41,7 +41,7 @@ class MessageList(SphinxDirective):
 
 def _row(record: type[Any]) -> str:
     said = " ".join((record.__doc__ or "").split())
-    # Records of live values are named tuples.
+    # Most records are named tuples, the others dataclasses.
     names = record._fields if hasattr(record, "_fields") else [field.name for field in dataclasses.fields(record)]
     fields = ", ".join(f"`{name}`" for name in names)
     return f"| `{record.__name__}` | {said} | {fields or 'none'} |".replace("\n", " ")
