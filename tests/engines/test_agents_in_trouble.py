@@ -1,45 +1,20 @@
-"""Agents whose stream to the kernel is spoilt, that are stopped, or that take too long to come up."""
+"""Agents that are stopped, that take too long to come up, or whose machine cannot hold their ranks."""
 
 from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
-from typing import TYPE_CHECKING
 
 import psutil
 import pytest
 
 from notebook_launcher import Commands, RunTimeoutError, launch, notebook_launch
 from notebook_launcher.engines.cluster.clusters import clusters
-from notebook_launcher.errors import NodeLostError
-from tests.engines.calls import QUIET
+from notebook_launcher.errors import ResourceError
+from tests.engines.calls import QUIET, sum_up
 from tests.support.waiting import until
 from tests.support.warm_kernels import takes_less_than
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-SPOILER = """
-import os, subprocess, sys, threading
-mode = sys.argv[1]
-agent = subprocess.Popen(sys.argv[2:], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-
-def carry(source, target, spoil, after):
-    size = 0
-    while data := os.read(source, 65536):
-        size += len(data)
-        os.write(target, spoil(data) if size > after else data)
-    os.close(target)
-
-def same(data): return data
-def noise(data): return os.urandom(len(data))
-
-up, down = (same, noise) if mode == "from the agent" else (noise, same)
-threading.Thread(target=carry, args=(0, agent.stdin.fileno(), up, 20_000), daemon=True).start()
-carry(agent.stdout.fileno(), 1, down, 3000)
-"""
 
 
 def sleep() -> None:
@@ -49,16 +24,6 @@ def sleep() -> None:
 
 def below() -> list[psutil.Process]:
     return [process for process in psutil.Process().children(recursive=True) if "agent" in " ".join(process.cmdline())]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("mode", ["from the agent", "to the agent"])
-def test_node_whose_stream_is_spoilt_is_lost(tmp_path: Path, mode: str) -> None:
-    spoiler = tmp_path / "spoiler.py"
-    spoiler.write_text(SPOILER)
-    with Commands([[sys.executable, str(spoiler), mode]]) as engine:
-        assert isinstance(launch(sleep, 1, engine=engine, **QUIET).exception(60), NodeLostError)
-    until(lambda: not below())
 
 
 @pytest.mark.slow
@@ -96,3 +61,16 @@ def test_start_of_a_node_counts_in_the_time_limit() -> None:
     with Commands([["bash", "-c", "sleep 600"]]) as engine, pytest.raises(RunTimeoutError, match=late):
         notebook_launch(abs, 1, args=(1,), engine=engine, timeout=0.5, **QUIET)
     assert time.monotonic() - began < 5
+
+
+def test_node_that_cannot_hold_its_ranks_is_named_with_the_reason_once() -> None:
+    """The ranks of the other node, which has room, end, and the next launch has both nodes."""
+    expected = (
+        r"\[Errno 24\] rank 8 of 16 \(.*\) could not be started: Too many open files\. "
+        r"A launch needs 6 descriptors for each rank while it starts, and `ulimit -n` shows the limit: "
+        r"use fewer ranks, or raise it on that machine\."
+    )
+    with Commands([[], ["bash", "-c", 'ulimit -n 45; exec "$@"', "bash"]]) as engine:
+        with pytest.raises(ResourceError, match=f"^{expected}$"):
+            notebook_launch(sum_up, 16, engine=engine, **QUIET)
+        assert list(notebook_launch(sum_up, 2, engine=engine, **QUIET)) == [2.0, 2.0]
