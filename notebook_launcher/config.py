@@ -228,17 +228,16 @@ class LaunchConfig:
         file = accelerate_yaml.path_to_write(path)
         options = changed_options(self)
         options.pop("setup", None)
-        if self.engine is not None:
-            options["engine"] = engine_choice.as_settings(self.engine)
         if file.exists():
             load_accelerate_file(file)  # A file that describes another kind of launch is not overwritten.
         machine, asked = devices.detect(), self.num_processes or self.processes_per_node
-        if self.engine is not None:
-            use_gpu = self.devices != "cpu" and not machine.why_no_gpu
-            accelerate_yaml.write(file, options, num_processes=asked or 1, use_gpu=use_gpu)
-            return file
-        taken = allocation.allocate(machine, num_processes=asked, devices=self.devices, backend=self.backend)
-        accelerate_yaml.write(file, options, num_processes=taken.num_processes, use_gpu=bool(taken.gpus))
+        if self.engine is None:
+            taken = allocation.allocate(machine, num_processes=asked, devices=self.devices, backend=self.backend)
+            num_processes, use_gpu = taken.num_processes, bool(taken.gpus)
+        else:
+            options["engine"] = engine_choice.as_settings(self.engine)
+            num_processes, use_gpu = asked or 1, self.devices != "cpu" and not machine.why_no_gpu
+        accelerate_yaml.write(file, options, num_processes=num_processes, use_gpu=use_gpu)
         return file
 
     def training_settings(self) -> TrainingSettings:

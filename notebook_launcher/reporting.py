@@ -139,10 +139,8 @@ def updates_so_far() -> int | None:
 
 def report_table(name: str, to_csv: Callable[[], bytes], *, step: int | None = None) -> None:
     """Send a table to the run, if there is one; `to_csv` returns it."""
-    context = current()
-    if context is not None:
-        _send_pictures(context, {name: ("text/csv", to_csv())}, updates_so_far() if step is None else step)
-        step_boundary()
+    if current() is not None:
+        report_pictures({name: ("text/csv", to_csv())}, step=step)
 
 
 def _picture(value: Any) -> tuple[str, bytes] | None:

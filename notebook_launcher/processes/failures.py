@@ -51,7 +51,7 @@ def describe_exception(error: BaseException) -> ExceptionReport:
     Never fails: parts that cannot be read are left out.
     """
     bare = ExceptionReport(type_name=type(error).__name__, message=_text(error), frames=())
-    return _attempt(lambda: _Reporter().describe(error), bare)
+    return _attempt(lambda: _describe(error, [MAX_EXCEPTIONS]), bare)
 
 
 def users_place(error: BaseException | None) -> str:
@@ -62,43 +62,37 @@ def users_place(error: BaseException | None) -> str:
     return f" It was raised in {frames[-1].name}, {cells.shown_file(frames[-1].filename)}, line {frames[-1].lineno}."
 
 
-class _Reporter:
-    def __init__(self) -> None:
-        self._room = MAX_EXCEPTIONS
+def _describe(error: BaseException, room: list[int]) -> ExceptionReport:
+    """Return the report of an exception and those before it; `room` holds how many more there may be."""
+    links, half = list(_chain(error)), MAX_LINKS // 2
+    num_left_out = max(0, len(links) - MAX_LINKS)
+    if num_left_out:
+        links[half:-half] = []
+    room[0] -= len(links)
+    reports = [_describe_one(error, link, room) for error, link in links]
+    if num_left_out:
+        note = f"{num_left_out:,} exceptions between this one and the one before it are left out."
+        reports[half - 1] = dataclasses.replace(reports[half - 1], notes=(*reports[half - 1].notes, note))
+    report = reports.pop()
+    while reports:
+        report = dataclasses.replace(reports.pop(), earlier=report)
+    return report
 
-    def describe(self, error: BaseException) -> ExceptionReport:
-        links, half = list(_chain(error)), MAX_LINKS // 2
-        num_left_out = max(0, len(links) - MAX_LINKS)
-        if num_left_out:
-            links[half:-half] = []
-        self._room -= len(links)
-        reports = [self._describe_one(error, link) for error, link in links]
-        if num_left_out:
-            note = f"{num_left_out:,} exceptions between this one and the one before it are left out."
-            reports[half - 1] = dataclasses.replace(reports[half - 1], notes=(*reports[half - 1].notes, note))
-        report = reports.pop()
-        while reports:
-            report = dataclasses.replace(reports.pop(), earlier=report)
-        return report
 
-    def _describe_one(self, error: BaseException, link: Link) -> ExceptionReport:
-        notes = _notes(error)
-        group: list[ExceptionReport] = []
-        members = _members(error)
-        for member in members:
-            if self._room <= 0:
-                notes = (*notes, f"{len(members) - len(group):,} of the exceptions inside are left out.")
-                break
-            group.append(self.describe(member))
-        return ExceptionReport(
-            type_name=_attempt(lambda: _type_name(type(error)), type(error).__name__),
-            message=_text(error),
-            frames=_attempt(lambda: tuple(_frames(error.__traceback__)), ()),
-            notes=notes,
-            syntax=_attempt(lambda: _syntax(error), ""),
-            link=link,
-            group=tuple(group),
-        )
+def _describe_one(error: BaseException, link: Link, room: list[int]) -> ExceptionReport:
+    notes, members = _notes(error), _members(error)
+    group = [_describe(member, room) for member in members if room[0] > 0]
+    if len(group) < len(members):
+        notes = (*notes, f"{len(members) - len(group):,} of the exceptions inside are left out.")
+    return ExceptionReport(
+        type_name=_attempt(lambda: _type_name(type(error)), type(error).__name__),
+        message=_text(error),
+        frames=_attempt(lambda: tuple(_frames(error.__traceback__)), ()),
+        notes=notes,
+        syntax=_attempt(lambda: _syntax(error), ""),
+        link=link,
+        group=tuple(group),
+    )
 
 
 def _attempt(get: Callable[[], T], default: T) -> T:

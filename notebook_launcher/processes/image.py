@@ -76,8 +76,6 @@ class Image:
         self._tried: set[str] = set()
         """Names whose import was tried; each is tried once."""
         self._num_failures = 0
-        self._has_prepared = False
-        """True once `PREPARED` was imported."""
         self.left_out: dict[str, str] = {}
         """By package, why it is left to the ranks."""
         self._progress = mmap.mmap(-1, mmap.PAGESIZE)
@@ -92,10 +90,7 @@ class Image:
 
     def chores(self) -> list[str]:
         """Return names that are left to be imported: first those for which a launch may come to wait."""
-        if names := self.to_do(None):
-            return names
-        prepared = () if self._has_prepared else (name for name in PREPARED if name not in self.left_out)
-        return [*prepared, *(name for name in self._wanted if self._is_missing(name))]
+        return self.to_do(None) or [name for name in (*PREPARED, *self._wanted) if self._is_missing(name)]
 
     def to_do(self, packages: Iterable[str] | None) -> list[str]:
         """Return the kernel's names that ranks need and that are left to be imported.
@@ -139,7 +134,6 @@ class Image:
             # copy 340 of the server's pages for them.
             with contextlib.suppress(Exception):  # The module is not imported, or has no such function.
                 sys.modules["torch._dynamo.trace_rules"].clear_lru_cache()
-        self._has_prepared |= {*names} & {*PREPARED} != set()
         libraries.open_now()
 
     def _check(self, before: Surroundings, package: str) -> None:
@@ -154,8 +148,7 @@ class Image:
 
     def give_up(self, names: list[str]) -> None:
         """Leave these names to the ranks."""
-        self._tried.update(names)
-        self._has_prepared = True
+        self._tried.update(names, PREPARED)
 
     def note_progress(self, number: int) -> None:
         """Note, for the deputy, that the import of this name begins."""

@@ -17,12 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
-SESSION_FIELD = 3
-"""Place in /proc/PID/stat, counted from the state, which follows the process's name."""
-INODE_FIELD = 4
-"""Place in a line of /proc/PID/maps."""
-SOCKET_PATH_FIELD = 7
-"""Place in a line of /proc/net/unix; the inode is before it."""
 LISTENER = "/pymp-"
 """The beginning of the names of `multiprocessing`'s folders, in which its processes listen."""
 
@@ -65,8 +59,8 @@ def session_members(session: int) -> set[int]:
     members = set()
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError, IndexError):
-            fields = (folder / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-            if int(fields[SESSION_FIELD]) == session:
+            after_name = (folder / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2]
+            if int(after_name.split()[3]) == session:  # State, parent, group, session.
                 members.add(int(folder.name))
     return members
 
@@ -88,7 +82,7 @@ def mapped_files(pids: Iterable[int]) -> set[Path]:
         with contextlib.suppress(OSError):
             maps = Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace").splitlines()
             # By inode and not by name: the maker of a semaphore has mapped it under an earlier name.
-            inodes = {int(line.split()[INODE_FIELD]) for line in maps if f" {SHARED_MEMORY}/" in line}
+            inodes = {int(line.split()[4]) for line in maps if f" {SHARED_MEMORY}/" in line}
             found |= {named[inode] for inode in inodes & named.keys()}
     return found
 
@@ -101,9 +95,9 @@ def listener_folders(pids: Iterable[int]) -> set[Path]:
     folders: dict[str, Path] = {}
     with contextlib.suppress(OSError):
         for line in Path("/proc/net/unix").read_text(encoding="utf-8", errors="replace").splitlines():
-            *fields, path = line.split(maxsplit=SOCKET_PATH_FIELD)
+            *_, inode, path = line.split(maxsplit=7)
             if LISTENER in path:
-                folders[f"socket:[{fields[-1]}]"] = Path(path).parent
+                folders[f"socket:[{inode}]"] = Path(path).parent
     found: set[Path] = set()
     for pid in pids if folders else ():
         with contextlib.suppress(OSError):

@@ -229,15 +229,15 @@ def reference_to(definition: Any) -> tuple[Any, ...] | None:
     """Return a reduction that finds a function or class in the kernel; None if it did not come from the kernel."""
     book: _Book | None = main_globals().get(BOOK_NAME)
     if isinstance(definition, type) and book and definition in book.class_ids:
-        return _home_class, (book.class_ids[definition], definition.__qualname__)
+        return _at_home, ("class", definition.__qualname__, book.class_ids[definition])
     name = getattr(definition, "__qualname__", "")
     if definition.__module__ not in MAIN or _by_name(name) is not definition:
         return None
     if book and name.partition(".")[0] not in book.names:
         return None
     if isinstance(definition, type):
-        return _home_class, (IDS_OF_CLASSES.get(definition), name)
-    return _home_function, (name,)
+        return _at_home, ("class", name, IDS_OF_CLASSES.get(definition))
+    return _at_home, ("function", name)
 
 
 def _by_name(qualname: str) -> Any:
@@ -247,18 +247,11 @@ def _by_name(qualname: str) -> Any:
     return found
 
 
-def _home_class(class_id: str | None, qualname: str) -> type:
-    cls: type | None = CLASSES_BY_ID.get(class_id) or _by_name(qualname)
-    if cls is None:
-        raise LookupError(f"the class {qualname} is no longer defined in the notebook")
-    return cls
-
-
-def _home_function(qualname: str) -> Any:
-    function = _by_name(qualname)
-    if function is None:
-        raise LookupError(f"the function {qualname} is no longer defined in the notebook")
-    return function
+def _at_home(kind: str, qualname: str, class_id: str | None = None) -> Any:
+    found = CLASSES_BY_ID.get(class_id) or _by_name(qualname)
+    if found is None:
+        raise LookupError(f"the {kind} {qualname} is no longer defined in the notebook")
+    return found
 
 
 class KnownClassesUnpickler(pickle.Unpickler):

@@ -14,7 +14,6 @@ import contextlib
 import dis
 import functools
 import gc
-import importlib
 import inspect
 import itertools
 import operator
@@ -23,19 +22,17 @@ import types
 import weakref
 from functools import _lru_cache_wrapper
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from notebook_launcher.ipython_shell import FRONT_END, running_shell
 from notebook_launcher.travel import cell_code, namespace
+from notebook_launcher.travel.afterimport import after_import
 from notebook_launcher.travel.cell_code import Attributes, Code, Contents, Member, Overload, Step, Store, Subclass
 from notebook_launcher.travel.registrations import NOT_REGISTRIES, find_registrations, has_own_name, top_level
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-
-AfterImport: TypeAlias = "Callable[[Mapping[str, Callable[[types.ModuleType], None]]], None]"
-"""Calls functions on modules, by name, once these are imported."""
 
 MISSING = object()
 
@@ -582,21 +579,10 @@ class _Scan:
                 self.classes[value] = Place(module, (*steps, name))
 
 
-def import_now(callbacks: Mapping[str, Callable[[types.ModuleType], None]]) -> None:
-    """Import the modules and call the functions on them, where nothing waits for imports."""
-    for name, callback in callbacks.items():
-        callback(importlib.import_module(name))
-
-
 class Replacer:
-    """Sets in a rank what the notebook has replaced, and puts back what was there before.
+    """Sets in a rank what the notebook has replaced, and puts back what was there before."""
 
-    Args:
-        after_import: Calls functions on modules, by name, once these are imported.
-    """
-
-    def __init__(self, after_import: AfterImport = import_now) -> None:
-        self._after_import = after_import
+    def __init__(self) -> None:
         self._before: dict[Place, tuple[Any, Any]] = {}
         """What was there before, and the object that has the attribute."""
         self._wanted: dict[str, list[Replacement]] = {}
@@ -621,7 +607,7 @@ class Replacer:
                 self._apply(name)
             elif name not in self._awaited:
                 self._awaited.add(name)
-                self._after_import({name: lambda module: self._apply(module.__name__)})
+                after_import({name: lambda module: self._apply(module.__name__)})
 
     def _apply(self, module: str) -> None:
         self._awaited.discard(module)

@@ -15,12 +15,10 @@ import sys
 import types
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from notebook_launcher.travel.replacements import import_now
+from notebook_launcher.travel.afterimport import after_import
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-
-    from notebook_launcher.travel.replacements import AfterImport
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -231,11 +229,9 @@ class KernelSettings:
 
     Args:
         inherited: The settings that a fork of the kernel has inherited from it.
-        after_import: Calls functions on modules, by name, once these are imported.
     """
 
-    def __init__(self, inherited: Mapping[str, Any] | None = None, after_import: AfterImport = import_now) -> None:
-        self._after_import = after_import
+    def __init__(self, inherited: Mapping[str, Any] | None = None) -> None:
         self._kernels = {name: setting.default for name, setting in SETTINGS.items()} | dict(inherited or {})
         """The kernel's settings as this process has followed them."""
         self._wanted = dict(self._kernels)
@@ -250,7 +246,7 @@ class KernelSettings:
             if (library := sys.modules.get(setting.library)) is not None:
                 self._set(name, library)
             elif self._wanted[name] != before:
-                self._after_import({setting.library: functools.partial(self._set, name)})
+                after_import({setting.library: functools.partial(self._set, name)})
 
     def _set(self, name: str, library: types.ModuleType) -> None:
         setting, new, old = SETTINGS[name], self._wanted[name], self._kernels[name]

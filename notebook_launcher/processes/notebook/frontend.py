@@ -16,9 +16,9 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.messaging import messages
-from notebook_launcher.processes.afterimport import after_import
 from notebook_launcher.processes.notebook.rank_widgets import RankWidgets, divide_bars
 from notebook_launcher.processes.rank.rank_process import flush
+from notebook_launcher.travel.afterimport import after_import
 
 if TYPE_CHECKING:
     import types

@@ -15,7 +15,7 @@ import traceback
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.messaging import messages
-from notebook_launcher.processes.afterimport import after_import
+from notebook_launcher.travel.afterimport import after_import
 
 if TYPE_CHECKING:
     import types
@@ -48,8 +48,8 @@ class RankWidgets:
         """The comms by their ids; None until `comm` is imported."""
         self._page_header: dict[str, Any] | None = None
         """Header of the page's message that is being handled; None between messages."""
-        self.captures = OutputCaptures(self._is_open)
-        """The `Output` widgets that take what is shown."""
+        self._captures: list[_Capture | None] = []
+        """The `Output` widgets inside whose `with` block the rank is; None for one that the page does not have."""
 
     def patch_comm(self) -> None:
         """Replace the functions of `comm`, once it is imported; again if ipykernel replaces them afterwards."""
@@ -57,7 +57,7 @@ class RankWidgets:
             {
                 "comm": self._replace_functions,
                 "ipykernel.ipkernel": lambda _: self._replace_functions(sys.modules["comm"]),
-                "ipywidgets.widgets.widget_output": self.captures.patch,
+                "ipywidgets.widgets.widget_output": self._patch_output,
             }
         )
 
@@ -123,8 +123,26 @@ class RankWidgets:
             )
         )
 
-    def _is_open(self, widget: Any) -> bool:
-        return bool(getattr(getattr(widget, "comm", None), "is_open", False))
+    @property
+    def capture(self) -> _Capture | None:
+        """The innermost `Output` widget, which takes what is displayed; None: the cell takes it."""
+        return self._captures[-1] if self._captures else None
+
+    def _patch_output(self, module: Any) -> None:
+        def enter(output: Any) -> Any:
+            is_open = getattr(output.comm, "is_open", False)
+            self._captures.append(_Capture(output) if is_open else None)
+            return output
+
+        def leave(_output: Any, _kind: Any, error: BaseException | None, _tb: Any) -> bool:
+            if (capture := self._captures.pop()) is None:
+                return False
+            if isinstance(error, Exception):
+                traceback.print_exception(error)
+            capture.end()
+            return isinstance(error, Exception)  # As in a kernel, where the widget shows the error.
+
+        module.Output.__enter__, module.Output.__exit__ = enter, leave
 
     def _replace_functions(self, module: types.ModuleType) -> None:
         if self._manager is None:
@@ -194,46 +212,6 @@ MAX_TEXT = 500_000
 """Characters of text that a widget keeps, the last ones."""
 
 
-class OutputCaptures:
-    """The `Output` widgets inside whose `with` block the rank is; the innermost one takes the output.
-
-    Args:
-        is_shown: Returns True if the page has a widget; others take nothing.
-    """
-
-    def __init__(self, is_shown: Callable[[Any], bool]) -> None:
-        self._is_shown = is_shown
-        self._open: list[_Capture | None] = []
-        """One for each `with` block; None for a widget that takes nothing."""
-
-    def patch(self, module: Any) -> None:
-        """Have the class `Output` use these captures."""
-
-        def enter(output: Any) -> Any:
-            capture = _Capture(output) if self._is_shown(output) else None
-            self._open.append(capture)
-            if capture is not None:
-                capture.begin()
-            return output
-
-        def leave(_output: Any, _kind: Any, error: BaseException | None, _tb: Any) -> bool:
-            capture = self._open.pop()
-            if capture is None:
-                return False
-            if isinstance(error, Exception):
-                traceback.print_exception(error)
-            capture.end()
-            return isinstance(error, Exception)  # As in a kernel, where the widget shows the error.
-
-        module.Output.__enter__ = enter
-        module.Output.__exit__ = leave
-
-    @property
-    def innermost(self) -> _Capture | None:
-        """The capture that takes what is displayed; None: the cell takes it."""
-        return self._open[-1] if self._open else None
-
-
 class _Capture:
     """One `with output:` block."""
 
@@ -245,8 +223,6 @@ class _Capture:
         """True if the next output replaces all earlier ones."""
         self._sent_at = 0.0
         self._redirects = contextlib.ExitStack()
-
-    def begin(self) -> None:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         self._redirects.enter_context(contextlib.redirect_stdout(_Stream(self, "stdout")))

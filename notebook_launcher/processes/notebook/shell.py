@@ -44,7 +44,7 @@ class RankPublisher(DisplayPublisher):
     ) -> None:
         """Send a bundle; a widget that the page cannot show is sent as text."""
         bundle = self.presentable(data)
-        if self.widgets is not None and (capture := self.widgets.captures.innermost) is not None:
+        if self.widgets is not None and (capture := self.widgets.capture) is not None:
             capture.display(bundle, metadata or {})
             return
         record = messages.Display(
@@ -60,7 +60,7 @@ class RankPublisher(DisplayPublisher):
 
     def clear_output(self, wait: bool = False) -> None:
         """Send the wish to clear the cell's output."""
-        if self.widgets is not None and (capture := self.widgets.captures.innermost) is not None:
+        if self.widgets is not None and (capture := self.widgets.capture) is not None:
             capture.clear(wait=bool(wait))
             return
         self._send(messages.ClearOutput(wait=bool(wait)))

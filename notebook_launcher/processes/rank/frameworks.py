@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from notebook_launcher.context import call_id, current, notify
 from notebook_launcher.errors import CallOrderError
 from notebook_launcher.messaging import messages
-from notebook_launcher.processes.afterimport import after_import
 from notebook_launcher.torch_lines import set_group_timeout
+from notebook_launcher.travel.afterimport import after_import
 
 if TYPE_CHECKING:
     import types

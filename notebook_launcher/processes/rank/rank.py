@@ -27,12 +27,11 @@ import types
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher import context, travel
-from notebook_launcher.context import ENDED, RankContext, begin_call, current, enter
+from notebook_launcher.context import ENDED, RankContext, begin_call, current, enter, notify
 from notebook_launcher.errors import ResourceError, ReturnValueError
 from notebook_launcher.messaging import board_layout, messages
 from notebook_launcher.messaging.channel import Channel, anonymous_file
 from notebook_launcher.processes import boot, inherited
-from notebook_launcher.processes.afterimport import after_import
 from notebook_launcher.processes.failures import KeptFailure, describe_exception, users_place
 from notebook_launcher.processes.notebook import frontend
 from notebook_launcher.processes.rank import frameworks, rank_process, user_function
@@ -104,8 +103,8 @@ class _RankProcess:
             sys.modules["__main__"] = types.ModuleType("__main__")
         self._steps = settings.SetupSteps()
         """The steps that this rank has run before its calls."""
-        self._replacer = Replacer(after_import)
-        self._settings = settings.KernelSettings(settings.read_settings() if is_fork else None, after_import)
+        self._replacer = Replacer()
+        self._settings = settings.KernelSettings(settings.read_settings() if is_fork else None)
         os.environ.update(torchrun_environment(start.setup, start.rank))
         board = mmap.mmap(start.board_fd, board_layout.BOARD_SIZE)
         enter(
@@ -193,26 +192,16 @@ class _RankProcess:
             os.close(fd)
 
     def _forget_edited_modules(self) -> None:
-        edited = self._modules.forget_edited() if self._modules is not None else []
-        if edited and self._number == 0:
-            text = f"{', '.join(edited)} changed: the ranks import the notebook's own modules again"
-            self._channel.send(messages.Notice(text=text))
-
-    def _report_overwritten(self, names: list[str]) -> None:
-        if names and self._number == 0:
-            text = (
-                f"{', '.join(names)}: the notebook's value replaced the value that an earlier run left on the ranks. "
-                "To keep a variable on the ranks, give it a name that the notebook does not use."
-            )
-            self._channel.send(messages.Notice(text=text))
+        if self._modules is not None and (edited := self._modules.forget_edited()):
+            notify(f"{', '.join(edited)} changed: the ranks import the notebook's own modules again")
 
     def _report_unread_settings(self) -> None:
         context = current()
-        if self._number or self._setup.many_calls or context is None or context.settings_are_read:
+        if self._setup.many_calls or context is None or context.settings_are_read:
             return
         if unread := context.settings.asked_for():
             given = ", ".join(f"{name}={value!r}" for name, value in unread.items())
-            self._channel.send(messages.Notice(text=f"{given} had no effect: the function made no Accelerator()"))
+            notify(f"{given} had no effect: the function made no Accelerator()")
 
     def _perform(self, call: messages.RunCall, fds: list[int]) -> tuple[object, int | None]:
         if self._setup.use_gpu:
@@ -263,7 +252,11 @@ class _RankProcess:
             replacer=self._replacer,
             run_step=self._run_step,
         )
-        self._report_overwritten(overwritten)
+        if overwritten:
+            notify(
+                f"{', '.join(overwritten)}: the notebook's value replaced the value that an earlier run left on the "
+                "ranks. To keep a variable on the ranks, give it a name that the notebook does not use."
+            )
         return function_call
 
     def _begin_random(self) -> None:

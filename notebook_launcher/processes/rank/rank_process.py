@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     from notebook_launcher.messaging import messages
 
 
-FIRST_OWN_FD = 3
-
-
 def begin() -> None:
     """Lead a session, die with the parent, and handle signals in the default way."""
     os.setsid()
@@ -76,7 +73,7 @@ def mend_output() -> None:
     """
     flush()
     with contextlib.suppress(OSError):  # If no descriptor is free, no standard one is closed.
-        while (null := os.open(os.devnull, os.O_RDWR)) < FIRST_OWN_FD:  # `open` returns the lowest free number.
+        while (null := os.open(os.devnull, os.O_RDWR)) <= 2:  # `open` returns the lowest free number.
             os.set_inheritable(null, True)
         os.close(null)
 
