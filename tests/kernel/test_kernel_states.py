@@ -113,8 +113,9 @@ def test_ranks_get_the_kernels_present_environment(kernel: Kernel, tmp_path: Pat
         os.chdir({str(tmp_path)!r})
         sys.path.insert(0, ".")
         def surroundings():
-            import beside
-            return os.getcwd(), os.environ["COLOUR"], beside.VALUE, sys.argv
+            import beside, linecache
+            # Code without a file, of which the launcher's start is one, has no source.
+            return os.getcwd(), os.environ["COLOUR"], beside.VALUE, sys.argv, linecache.getline("<string>", 1)
         results = []
         for method, os.environ["COLOUR"] in zip({START_METHODS!r}, ("red", "blue", "green")):
             results += notebook_launch(surroundings, 1, start_method=method)
@@ -124,7 +125,7 @@ def test_ranks_get_the_kernels_present_environment(kernel: Kernel, tmp_path: Pat
         """,
     )
     folder = str(tmp_path)
-    assert results == [(folder, colour, 5, program) for colour in ("red", "blue", "green")]
+    assert results == [(folder, colour, 5, program, "") for colour in ("red", "blue", "green")]
 
 
 def test_deleted_working_directory_is_refused_and_does_no_lasting_harm(kernel: Kernel, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import pytest
 from notebook_launcher import notebook_launch
 from notebook_launcher.kernel.inspection.hangs import SIZES_DIFFER
 from tests.support.sources import cell_of
-from tests.support.warm_kernels import takes_less_than, unchanged
+from tests.support.warm_kernels import takes_less_than
 
 if TYPE_CHECKING:
     from tests.support.kernels import Kernel
@@ -152,11 +152,6 @@ KERNEL_CODE = (
 )
 
 
-@pytest.fixture(scope="module")
-def kernel(module_kernel: Kernel) -> Kernel:
-    return module_kernel
-
-
 KILLED = "RankFailedError: rank 1 of 2 was killed by "
 LOADER = "RuntimeError: DataLoader worker (pid"
 TABLE = {
@@ -181,10 +176,9 @@ TABLE = {
 @pytest.mark.parametrize(("where", "how"), TABLE)
 def test_cell_gets_the_true_culprit(kernel: Kernel, where: str, how: str) -> None:
     def attempt() -> float:
-        with unchanged(kernel):
-            began = time.monotonic()
-            outcome = kernel.execute(f"table({where!r}, {how!r})")
-            seconds = time.monotonic() - began
+        began = time.monotonic()
+        outcome = kernel.execute(f"table({where!r}, {how!r})")
+        seconds = time.monotonic() - began
         assert outcome.error is not None
         assert outcome.error.startswith(TABLE[where, how]), outcome.error
         assert kernel.execute("import sys; print(sys.last_value.rank)").stdout == "1\n"
@@ -213,8 +207,7 @@ def test_cell_gets_the_true_culprit(kernel: Kernel, where: str, how: str) -> Non
     [("function", "exception"), ("collective", "SIGKILL")],
 )
 def test_culprit_of_four_ranks_is_found(kernel: Kernel, where: str, how: str) -> None:
-    with unchanged(kernel):
-        outcome = kernel.execute(f"table({where!r}, {how!r}, 4)")
+    outcome = kernel.execute(f"table({where!r}, {how!r}, 4)")
     assert outcome.error is not None
     assert outcome.error.startswith(TABLE[where, how].replace("of 2", "of 4")), outcome.error
     victims = kernel.execute("print([f.victim for f in sys.last_value.failures][0], len(sys.last_value.failures))")
@@ -227,10 +220,9 @@ def test_culprit_of_four_ranks_is_found(kernel: Kernel, where: str, how: str) ->
 )
 def test_stuck_rank_is_ended_after_the_timeout(kernel: Kernel, where: str, how: str) -> None:
     def attempt() -> float:
-        with unchanged(kernel):
-            began = time.monotonic()
-            outcome = kernel.execute(f"table({where!r}, {how!r}, timeout=1)")
-            seconds = time.monotonic() - began
+        began = time.monotonic()
+        outcome = kernel.execute(f"table({where!r}, {how!r}, timeout=1)")
+        seconds = time.monotonic() - began
         assert outcome.error is not None
         assert outcome.error.startswith("RunTimeoutError: the run was stopped: it had not ended after timeout=1 s.")
         assert "time.sleep(60)" in outcome.error or "loader" in outcome.error
@@ -241,8 +233,7 @@ def test_stuck_rank_is_ended_after_the_timeout(kernel: Kernel, where: str, how: 
 
 @pytest.mark.parametrize("how", ["exception", "sys.exit"])
 def test_exception_in_an_exit_handler_is_shown_and_not_a_failure(kernel: Kernel, how: str) -> None:
-    with unchanged(kernel):
-        outcome = kernel.execute(f"table('exiting', {how!r})")
+    outcome = kernel.execute(f"table('exiting', {how!r})")
     assert outcome.error is None
     assert ("ValueError: boom" if how == "exception" else "SystemExit: 3") in outcome.stderr
 
@@ -266,8 +257,7 @@ def test_exception_counts_though_its_rank_is_killed_while_it_exits(culprit: int)
 
 
 def test_rank_stuck_at_exit_is_killed_and_the_results_are_kept(kernel: Kernel) -> None:
-    with unchanged(kernel):
-        outcome = kernel.execute("print(list(notebook_launch(exiting, 2, args=('stuck', None))))")
+    outcome = kernel.execute("print(list(notebook_launch(exiting, 2, args=('stuck', None))))")
     assert outcome.error is None
     assert (
         "rank 1 was killed: 5 s after it returned it was still running exit handlers or threads. Finish such work"

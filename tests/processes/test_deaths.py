@@ -14,7 +14,7 @@ import torch
 from notebook_launcher import InternalError, notebook_launch
 from tests.support.kernels import PATIENCE, Kernel
 from tests.support.waiting import until
-from tests.support.warm_kernels import FIRST, takes_less_than, unchanged, warm_kernel
+from tests.support.warm_kernels import FIRST, takes_less_than, warm_kernel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -55,7 +55,7 @@ def is_alive(process: psutil.Process) -> bool:
 
 
 @pytest.fixture(scope="module")
-def kernel() -> Iterator[Kernel]:
+def module_kernel() -> Iterator[Kernel]:
     """A warm kernel, which ends normally after all tests, and leaves no fork server."""
     with warm_kernel() as kernel:
         yield kernel
@@ -94,23 +94,21 @@ def test_killed_kernel_takes_everything_with_it() -> None:
 
 
 def test_processes_that_a_rank_started_end_with_it(kernel: Kernel) -> None:
-    with unchanged(kernel):
-        outcome = kernel.execute(LOOPING + "\nnotebook_launch(looping, 2, timeout=2)")
+    outcome = kernel.execute(LOOPING + "\nnotebook_launch(looping, 2, timeout=2)")
     assert (outcome.error or "").startswith("RunTimeoutError")
 
 
 @pytest.mark.slow
 def test_semaphores_that_fresh_processes_share_by_name_go_with_their_rank(kernel: Kernel) -> None:
-    with unchanged(kernel):
-        outcome = kernel.execute(
-            "def killed():\n"
-            "    from torch.utils.data import DataLoader\n"
-            "    batches = iter(DataLoader(range(100), num_workers=1, multiprocessing_context='spawn'))\n"
-            "    next(batches)\n"
-            "    print(batches._worker_result_queue._rlock._semlock.name)\n"
-            "    os.kill(os.getpid(), signal.SIGKILL)\n"
-            "notebook_launch(killed, 1)"
-        )
+    outcome = kernel.execute(
+        "def killed():\n"
+        "    from torch.utils.data import DataLoader\n"
+        "    batches = iter(DataLoader(range(100), num_workers=1, multiprocessing_context='spawn'))\n"
+        "    next(batches)\n"
+        "    print(batches._worker_result_queue._rlock._semlock.name)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "notebook_launch(killed, 1)"
+    )
     assert (outcome.error or "").startswith("RankFailedError: rank 0 of 1 was killed by SIGKILL(-9)")
     (name,) = [word for word in outcome.stdout.split() if word.startswith("/mp-")]
     assert not Path(f"/dev/shm/sem.{name[1:]}").exists()
@@ -137,10 +135,9 @@ def killed():
 
 @pytest.mark.parametrize(("sharing", "ends"), [("shared_memory", "killed"), ("prefetched", "int")])
 def test_shared_memory_goes_with_its_rank(kernel: Kernel, sharing: str, ends: str) -> None:
-    with unchanged(kernel):
-        outcome = kernel.execute(SHARING + f"import torch\nnotebook_launch({sharing}, 2, args=({ends},))")
-        # torch's manager cleans up and ends 2 seconds after its users.
-        until(lambda: not any(process.info["name"] == "torch_shm_manager" for process in psutil.process_iter(["name"])))
+    outcome = kernel.execute(SHARING + f"import torch\nnotebook_launch({sharing}, 2, args=({ends},))")
+    # torch's manager cleans up and ends 2 seconds after its users.
+    until(lambda: not any(process.info["name"] == "torch_shm_manager" for process in psutil.process_iter(["name"])))
     assert (outcome.error is None) == (ends == "int")
     names = [word for word in outcome.stdout.split() if word.startswith(("psm_", "torch_"))]
     assert names
@@ -148,53 +145,50 @@ def test_shared_memory_goes_with_its_rank(kernel: Kernel, sharing: str, ends: st
 
 
 def test_folders_in_which_workers_listen_go_with_their_killed_rank(kernel: Kernel, tmp_path: Path) -> None:
-    with unchanged(kernel):
-        outcome = kernel.execute(
-            SHARING + "def listening(ends, folder):\n"
-            "    import tempfile\n"
-            "    from torch.utils.data import DataLoader\n"
-            "    tempfile.tempdir = folder\n"
-            "    batches = iter(DataLoader(torch.ones(1000), batch_size=10, num_workers=2))\n"
-            "    next(batches), next(batches)\n"  # Each worker has sent a batch, and listens.
-            "    print(len(os.listdir(folder)), 'folders')\n"
-            "    ends()\n"
-            f"import torch\nnotebook_launch(listening, 1, args=(killed, {str(tmp_path)!r}))"
-        )
+    outcome = kernel.execute(
+        SHARING + "def listening(ends, folder):\n"
+        "    import tempfile\n"
+        "    from torch.utils.data import DataLoader\n"
+        "    tempfile.tempdir = folder\n"
+        "    batches = iter(DataLoader(torch.ones(1000), batch_size=10, num_workers=2))\n"
+        "    next(batches), next(batches)\n"  # Each worker has sent a batch, and listens.
+        "    print(len(os.listdir(folder)), 'folders')\n"
+        "    ends()\n"
+        f"import torch\nnotebook_launch(listening, 1, args=(killed, {str(tmp_path)!r}))"
+    )
     assert (outcome.error or "").startswith("RankFailedError")
     assert "2 folders" in outcome.stdout
     assert list(tmp_path.iterdir()) == []
 
 
 def test_folder_in_which_the_kernel_listens_stays_when_a_fork_of_it_is_killed(kernel: Kernel, tmp_path: Path) -> None:
-    with unchanged(kernel):
-        outcome = kernel.execute(
-            "import tempfile\n"
-            "from multiprocessing import current_process\n"
-            "from multiprocessing.connection import Listener\n"
-            "def orphaned():\n"
-            "    if os.fork() == 0: time.sleep(600)\n"  # It has the kernel's socket, and is killed with the session.
-            "    os.kill(os.getpid(), signal.SIGKILL)\n"
-            f"before, tempfile.tempdir = tempfile.tempdir, {str(tmp_path)!r}\n"
-            "with Listener(family='AF_UNIX') as listener:\n"
-            "    try:\n"
-            "        notebook_launch(orphaned, 1, start_method='fork')\n"
-            "    except RankFailedError as error:\n"
-            "        print(type(error).__name__, os.path.exists(listener.address))\n"
-            "tempfile.tempdir = before\n"
-            "folder = current_process()._config.pop('tempdir')\n"
-            "os.rmdir(folder)"
-        )
+    outcome = kernel.execute(
+        "import tempfile\n"
+        "from multiprocessing import current_process\n"
+        "from multiprocessing.connection import Listener\n"
+        "def orphaned():\n"
+        "    if os.fork() == 0: time.sleep(600)\n"  # It has the kernel's socket, and is killed with the session.
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        f"before, tempfile.tempdir = tempfile.tempdir, {str(tmp_path)!r}\n"
+        "with Listener(family='AF_UNIX') as listener:\n"
+        "    try:\n"
+        "        notebook_launch(orphaned, 1, start_method='fork')\n"
+        "    except RankFailedError as error:\n"
+        "        print(type(error).__name__, os.path.exists(listener.address))\n"
+        "tempfile.tempdir = before\n"
+        "folder = current_process()._config.pop('tempdir')\n"
+        "os.rmdir(folder)"
+    )
     assert outcome.error is None
     assert "RankFailedError True" in outcome.stdout
 
 
 def test_killed_fork_server_is_replaced(kernel: Kernel) -> None:
-    with unchanged(kernel):
-        server = next(process for process in below(kernel.pid) if "forkserver" in " ".join(process.cmdline()))
-        server.kill()
-        # Its memory takes a while to be given back; until then its deputy, if it has one, would serve the launch.
-        until(lambda: not is_alive(server))
-        outcome = kernel.execute("notebook_launch(ready, 2)")
+    server = next(process for process in below(kernel.pid) if "forkserver" in " ".join(process.cmdline()))
+    server.kill()
+    # Its memory takes a while to be given back; until then its deputy, if it has one, would serve the launch.
+    until(lambda: not is_alive(server))
+    outcome = kernel.execute("notebook_launch(ready, 2)")
     assert outcome.error is None
 
 
@@ -205,17 +199,14 @@ def add() -> float:
 
 
 def test_killed_supervisor_is_our_fault_and_leaves_nothing(kernel: Kernel) -> None:
-    with unchanged(kernel):
-        cell = kernel.start(
-            "def sleeping():\n    print('up', flush=True); time.sleep(600)\nnotebook_launch(sleeping, 2)"
-        )
-        kernel.wait(cell, until=lambda outcome: outcome.done or "up" in outcome.stdout)
-        leaders = [process for process in below(kernel.pid) if os.getsid(process.pid) == process.pid]
-        ranks = [process for process in leaders if not process.children()]
-        supervisor = ranks[0].parent()
-        assert supervisor is not None
-        supervisor.kill()
-        outcome = kernel.wait(cell)
+    cell = kernel.start("def sleeping():\n    print('up', flush=True); time.sleep(600)\nnotebook_launch(sleeping, 2)")
+    kernel.wait(cell, until=lambda outcome: outcome.done or "up" in outcome.stdout)
+    leaders = [process for process in below(kernel.pid) if os.getsid(process.pid) == process.pid]
+    ranks = [process for process in leaders if not process.children()]
+    supervisor = ranks[0].parent()
+    assert supervisor is not None
+    supervisor.kill()
+    outcome = kernel.wait(cell)
     assert (outcome.error or "").startswith("InternalError: the supervisor of this run is gone")
 
 

@@ -11,22 +11,18 @@ import pytest
 
 from tests.support.signals import keep_stopped
 from tests.support.waiting import until
-from tests.support.warm_kernels import takes_less_than, unchanged
+from tests.support.warm_kernels import takes_less_than
 
 if TYPE_CHECKING:
     from tests.support.kernels import Kernel, Outcome
 
+KERNEL_IS_NEW = True  # The last test kills it.
 SLEEPING = """
 def sleeping():
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     print(os.getpid(), "is up", flush=True)
     time.sleep(600)
 """
-
-
-@pytest.fixture(scope="module")
-def kernel(module_kernel: Kernel) -> Kernel:
-    return module_kernel
 
 
 def is_up(outcome: Outcome) -> bool:
@@ -50,13 +46,12 @@ def is_alive(process: psutil.Process) -> bool:
 @pytest.mark.parametrize("victim", ["rank", "supervisor", "fork server"])
 def test_time_limit_holds_whatever_process_is_stopped(kernel: Kernel, victim: str) -> None:
     def attempt() -> float:
-        with unchanged(kernel):
-            cell = kernel.start(f"{SLEEPING}\nnotebook_launch(sleeping, 2, timeout=1)")
-            process = family_of(kernel.wait(cell, until=is_up))[victim]
-            process.suspend()
-            began = time.monotonic()
-            outcome = kernel.wait(cell)
-            seconds = time.monotonic() - began
+        cell = kernel.start(f"{SLEEPING}\nnotebook_launch(sleeping, 2, timeout=1)")
+        process = family_of(kernel.wait(cell, until=is_up))[victim]
+        process.suspend()
+        began = time.monotonic()
+        outcome = kernel.wait(cell)
+        seconds = time.monotonic() - began
         assert (outcome.error or "").startswith(
             "RunTimeoutError: the run was stopped: it had not ended after timeout=1"
         )
@@ -67,21 +62,20 @@ def test_time_limit_holds_whatever_process_is_stopped(kernel: Kernel, victim: st
 
 def test_second_stop_ends_a_run_whose_supervisor_is_stopped_again_and_again(kernel: Kernel) -> None:
     def attempt() -> float:
-        with unchanged(kernel):
-            cell = kernel.start(
-                f"{SLEEPING}\nrun = launch(sleeping, 2, output='all')\n"
-                "while input() != 'stop': pass\n"
-                "run.stop(wait=False)\nbegan = time.monotonic()\n"
-                "print(run.stop(at_once=True), run.state, time.monotonic() - began)",
-                allow_stdin=True,
-            )
-            family = family_of(kernel.wait(cell, until=is_up, answer_input=lambda *_: ""))
-            over = threading.Event()
-            stopper = threading.Thread(target=keep_stopped, args=(family["supervisor"].pid, over))
-            stopper.start()
-            outcome = kernel.wait(cell, answer_input=lambda *_: "stop")
-            over.set()
-            stopper.join()
+        cell = kernel.start(
+            f"{SLEEPING}\nrun = launch(sleeping, 2, output='all')\n"
+            "while input() != 'stop': pass\n"
+            "run.stop(wait=False)\nbegan = time.monotonic()\n"
+            "print(run.stop(at_once=True), run.state, time.monotonic() - began)",
+            allow_stdin=True,
+        )
+        family = family_of(kernel.wait(cell, until=is_up, answer_input=lambda *_: ""))
+        over = threading.Event()
+        stopper = threading.Thread(target=keep_stopped, args=(family["supervisor"].pid, over))
+        stopper.start()
+        outcome = kernel.wait(cell, answer_input=lambda *_: "stop")
+        over.set()
+        stopper.join()
         assert outcome.error is None, outcome.traceback
         *words, seconds = outcome.stdout.splitlines()[-1].split()
         assert words == ["kill", "stopped"]
@@ -90,11 +84,11 @@ def test_second_stop_ends_a_run_whose_supervisor_is_stopped_again_and_again(kern
     assert takes_less_than(3, attempt)
 
 
-def test_stopped_processes_go_with_their_kernel(kernel: Kernel) -> None:
+def test_stopped_processes_go_with_their_kernel(module_kernel: Kernel) -> None:
     """The last test of this file, as it kills the file's kernel."""
-    cell = kernel.start(f"{SLEEPING}\nnotebook_launch(sleeping, 2)")
-    family = family_of(kernel.wait(cell, until=is_up))
+    cell = module_kernel.start(f"{SLEEPING}\nnotebook_launch(sleeping, 2)")
+    family = family_of(module_kernel.wait(cell, until=is_up))
     for process in family.values():
         process.suspend()
-    kernel.kill()
+    module_kernel.kill()
     until(lambda: not any(map(is_alive, family.values())))

@@ -15,6 +15,7 @@ from typing import Any
 
 from notebook_launcher import travel
 from notebook_launcher.messaging.channel import Channel, channel_pair
+from notebook_launcher.travel.changed_modules import stale_modules
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -45,6 +46,12 @@ class Rank:
     def close(self) -> None:
         self._channel.close()
         self._process.wait()
+
+
+def stale(fn: Any) -> list[str]:
+    """Return the files that a function uses and that have changed since the notebook imported them."""
+    with open(travel.pack_call(travel.FunctionCall(fn, (), {})).detach(), "rb") as parcel:
+        return stale_modules(parcel.fileno())
 
 
 def serve(fd: int) -> None:

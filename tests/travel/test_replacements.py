@@ -184,13 +184,3 @@ def test_method_of_a_table_is_called_before_a_launch(module_kernel: Kernel) -> N
     run_cell(module_kernel, "import numpy, pandas\ntable, array = pandas.DataFrame({'a': [1, 2]}), numpy.ones(2)")
     run_cell(module_kernel, "table.merge(table); array.dot(array)")
     assert evaluate(module_kernel, "notebook_launch(lambda: 1, 2, output='none')[:]") == [1, 1]
-
-
-def test_only_a_function_that_something_keeps_is_searched_for(module_kernel: Kernel) -> None:
-    run_cell(
-        module_kernel,
-        "from notebook_launcher.travel.replacements import _is_kept\n"
-        "def plain(x): return x\nalias, array = plain, numpy.vectorize(plain)\ndel array\n"
-        "is_kept = [_is_kept('plain')]\nconfig.hook = plain\nis_kept += [_is_kept('plain')]\ndel config.hook",
-    )
-    assert evaluate(module_kernel, "is_kept") == [False, True]

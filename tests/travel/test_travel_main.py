@@ -19,6 +19,10 @@ def test_both_sides_share_one_main() -> None:
         from notebook_launcher import travel
         from notebook_launcher.errors import ReturnValueError
 
+        # Nothing is imported that the user did not.
+        def heavy(): return sorted({"torch", "numpy"} & {*__import__("sys").modules})
+        assert rank.call(heavy) == heavy() == []
+
         # Functions use the globals of the rank's `__main__`, and bring the kernel's present values with each call.
         counter = 0
         def bump():
@@ -103,7 +107,7 @@ def test_cells_show_their_source_in_the_rank_and_the_shell_is_refused_by_name() 
     """)
 
 
-def test_what_torch_wraps_is_refused_with_the_way_out_and_what_it_compiles_travels(tmp_path: Path) -> None:
+def test_what_torch_wraps_is_refused_with_the_way_out(tmp_path: Path) -> None:
     notebook(f"""
         import torch
         from notebook_launcher.errors import ReturnValueError
@@ -123,37 +127,7 @@ def test_what_torch_wraps_is_refused_with_the_way_out_and_what_it_compiles_trave
         group = refusal(lambda model, group: [group])
         assert "`result[0]` is a" in group and "ProcessGroup" in group, group
         assert rank.call(make, lambda model, group: model.module).weight.shape == (1, 1)
-
-        graphs = 0
-        def backend(graph, inputs):
-            global graphs
-            graphs += 1
-            return graph.forward
-        @torch.compile(backend=backend, fullgraph=True)
-        def loss(a, b):
-            return (a - b).square().mean()
-        class Trainer:
-            @torch.compile(backend="eager")
-            def step(self, x):
-                return x + 1
-        def train():
-            value = loss(torch.ones(2), torch.zeros(2)).item(), Trainer().step(torch.ones(1)).item()
-            return value, graphs
-        assert rank.call(train) == ((1.0, 2.0), 1)
-        assert graphs == 0
     """)
-
-
-def test_nothing_is_imported_that_the_user_did_not(tmp_path: Path) -> None:
-    notebook(
-        """
-        import sys
-        def train(): return sorted({"torch", "numpy"} & set(sys.modules))
-        assert rank.call(train) == []
-        assert not {"torch", "numpy"} & set(sys.modules)
-    """,
-        tmp_path,
-    )
 
 
 @pytest.mark.parametrize("compiled", [True, False])
@@ -162,18 +136,11 @@ def test_modules_that_changed_since_their_import_are_named(tmp_path: Path, compi
     (tmp_path / "utils.py").write_text("import core\ndef value(): return core.base()\n")
     notebook(
         f"""
-        import os, pathlib, sys
+        import pathlib, sys
         sys.dont_write_bytecode = {not compiled}
         import utils
-        from notebook_launcher import travel
-        from notebook_launcher.travel.changed_modules import stale_modules
         def train(): return utils.value()
-        def stale():
-            fd = travel.pack_call(travel.FunctionCall(train, (), {{}})).detach()
-            try:
-                return stale_modules(fd)
-            finally:
-                os.close(fd)
+        def stale(): return t.stale(train)
         assert stale() == []
         path = pathlib.Path("{tmp_path}/core.py")
         path.write_text("def base(): return 2000\\n")
@@ -210,17 +177,10 @@ def test_edited_values_are_an_edit_and_values_that_code_has_set_are_not(tmp_path
     (tmp_path / "uses.py").write_text("import settings\ndef value(): return settings.lr, settings.RATES\n")
     notebook(
         f"""
-        import os, pathlib
+        import pathlib
         import settings, uses
-        from notebook_launcher import travel
-        from notebook_launcher.travel.changed_modules import stale_modules
         def train(): return uses.value()
-        def stale():
-            fd = travel.pack_call(travel.FunctionCall(train, (), {{}})).detach()
-            try:
-                return stale_modules(fd)
-            finally:
-                os.close(fd)
+        def stale(): return t.stale(train)
         path = pathlib.Path("{path}")
         written = path.read_text()
         settings.note()
@@ -248,21 +208,18 @@ def test_function_that_was_compiled_again_by_itself_has_not_changed(tmp_path: Pa
     (tmp_path / "patched.py").write_text(f"{before}\nclass Net:\n    def forward(self):\n        return 1\n")
     notebook(
         f"""
-        import os, pathlib
+        import pathlib
         import patched
-        from notebook_launcher import travel
-        from notebook_launcher.travel.changed_modules import stale_modules
+        def stale(): return t.stale(lambda: patched.base())
         path = pathlib.Path("{tmp_path}/patched.py")
         path.write_text(path.read_text().replace({before!r}, {after!r}))
-        fd = travel.pack_call(travel.FunctionCall(lambda: patched.base(), (), {{}})).detach()
-        assert stale_modules(fd) == [str(path)]
+        assert stale() == [str(path)]
         again = {{}}
         exec(compile("def base(): return 2000", str(path), "exec"), again)
         patched.base.__code__ = again["base"].__code__
-        assert stale_modules(fd) == []
+        assert stale() == []
         path.write_text(path.read_text().replace("return 1", "return 3000"))
-        assert stale_modules(fd) == [str(path)], "a method"
-        os.close(fd)
+        assert stale() == [str(path)], "a method"
     """,
         tmp_path,
     )

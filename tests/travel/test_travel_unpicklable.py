@@ -82,6 +82,19 @@ class Net(torch.nn.Module):
         self.block[0].guard = threading.Lock()  # type: ignore[assignment]
 
 
+def capture(mutex: Any) -> Any:
+    def inner() -> Any:
+        return mutex
+
+    return inner
+
+
+class Stubborn:
+    def __reduce__(self) -> Any:
+        message = "not today"
+        raise RuntimeError(message)
+
+
 EVENTS = r"logger.events\[1\]\['lock'\]`"
 CALLS: dict[str, tuple[travel.FunctionCall, str]] = {
     "global": (
@@ -103,6 +116,14 @@ CALLS: dict[str, tuple[travel.FunctionCall, str]] = {
     "keyword": (travel.FunctionCall(print, (), {"f": {1: lock}}), r"^`kwargs\['f'\]\[1\]` is a _thread.lock"),
     "partial": (travel.FunctionCall(functools.partial(print, lock), (), {}), r"^`.*\.args\[0\]` is a _thread.lock"),
     "module": (travel.FunctionCall(print, (Net(),), {}), r"^`args\[0\]\.block\.0\.guard` is a _thread.lock"),
+    "closure": (
+        travel.FunctionCall(capture(lock), (), {}),
+        r"inner captures `mutex`, a _thread.lock.* Create `mutex` inside",
+    ),
+    "unknown": (
+        travel.FunctionCall(print, ({"x": Stubborn()},), {}),
+        r"`args\[0\]\['x'\]` is a .*Stubborn, .* \(RuntimeError: not today\) Create",
+    ),
     "set": (travel.FunctionCall(print, ({Guarded},), {}), r"the function Guarded.__init__ captures `lock`"),
 }
 
@@ -113,16 +134,6 @@ def test_capture_is_named(name: str) -> None:
     call, message = CALLS[name]
     with pytest.raises(CaptureError, match=message):
         travel.pack_call(call)
-
-
-def test_closure_is_named_with_its_advice() -> None:
-    mutex = threading.Lock()
-
-    def inner() -> Any:
-        return mutex
-
-    with pytest.raises(CaptureError, match=r"inner captures `mutex`, a _thread.lock.* Create `mutex` inside"):
-        travel.pack_call(travel.FunctionCall(inner, (), {}))
 
 
 async def _coroutine() -> None: ...
@@ -190,23 +201,6 @@ def test_session_and_run_of_the_kernel_are_refused_with_what_to_pass_instead() -
         ):
             with pytest.raises(CaptureError, match=f"^the function .*{function.__name__} captures `{name}`.*{advice}"):
                 travel.pack_call(travel.FunctionCall(function, (), {}))
-
-
-def test_standard_output_travels_by_name() -> None:
-    assert travel.unpack_value(travel.pack_value([sys.stdout, sys.stderr])) == [sys.stdout, sys.stderr]
-
-
-class Stubborn:
-    def __reduce__(self) -> Any:
-        message = "not today"
-        raise RuntimeError(message)
-
-
-def test_unknown_kind_is_named_with_the_picklers_own_reason() -> None:
-    with pytest.raises(
-        CaptureError, match=r"`args\[0\]\['x'\]` is a .*Stubborn, .* \(RuntimeError: not today\) Create"
-    ):
-        travel.pack_call(travel.FunctionCall(print, ({"x": Stubborn()},), {}))
 
 
 def test_excessive_nesting_is_an_error_and_not_a_crash() -> None:

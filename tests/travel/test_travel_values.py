@@ -96,17 +96,12 @@ def test_sparse_quantized_and_nested_tensors_arrive(make: Callable[[], torch.Ten
         assert torch.equal(*dense)
 
 
-def test_meta_tensors_keep_their_shape() -> None:
-    arrived = there_and_back(torch.empty(1 << 20, 1 << 20, device="meta"))
-    assert (arrived.shape, arrived.device.type) == ((1 << 20, 1 << 20), "meta")
+def test_meta_tensors_non_leaves_and_subclasses_arrive() -> None:
+    meta = there_and_back(torch.empty(1 << 20, 1 << 20, device="meta"))
+    assert (meta.shape, meta.device.type) == ((1 << 20, 1 << 20), "meta")
+    leaf = there_and_back(torch.ones(3, requires_grad=True) * 2)
+    assert (leaf.tolist(), leaf.requires_grad, leaf.is_leaf) == ([2, 2, 2], True, True)
 
-
-def test_non_leaf_tensor_arrives_as_a_leaf() -> None:
-    arrived = there_and_back(torch.ones(3, requires_grad=True) * 2)
-    assert (arrived.tolist(), arrived.requires_grad, arrived.is_leaf) == ([2, 2, 2], True, True)
-
-
-def test_subclass_of_tensor_keeps_its_type_and_attributes() -> None:
     class Tagged(torch.Tensor):
         pass
 
@@ -247,25 +242,14 @@ def test_data_frame_arrives() -> None:
     pandas.testing.assert_frame_equal(there_and_back(left), left)
 
 
-KEPT_BY_LIBRARIES: dict[str, Any] = {
-    "cudnn": torch.backends.cudnn,
-    "matmul": torch.backends.cuda.matmul,
-    "namespaces": [torch.ops, torch.ops.aten, torch.ops.higher_order],
-    "operators": [torch.ops.aten.add, torch.ops.aten.add.Tensor, torch.ops.prims.abs],
-    "settings": [dynamo_config, inductor_config],
-    "pybind": [SDPBackend, torch.backends.cuda.SDPAParams, torch._C._log_api_usage_once],
-    "methods": [random.shuffle, random.random, np.random.rand],
-    "interpreter": [sys.flags, sys.version_info, os.environ, dataclasses.MISSING],
-}
-
-
-@pytest.mark.parametrize("name", KEPT_BY_LIBRARIES)
-def test_what_a_library_has_one_of_travels_by_name(name: str) -> None:
-    kept = KEPT_BY_LIBRARIES[name] if isinstance(KEPT_BY_LIBRARIES[name], list) else [KEPT_BY_LIBRARIES[name]]
-    assert all(arrived is left for arrived, left in zip(there_and_back(kept), kept, strict=True))
-
-
-def test_members_of_pybinds_enumerations_arrive() -> None:
+def test_what_a_library_has_one_of_travels_by_name() -> None:
+    kept: list[Any] = [torch.backends.cudnn, torch.backends.cuda.matmul, torch.ops, torch.ops.aten]
+    kept += [torch.ops.higher_order, torch.ops.aten.add, torch.ops.aten.add.Tensor, torch.ops.prims.abs]
+    kept += [dynamo_config, inductor_config, SDPBackend, torch.backends.cuda.SDPAParams, torch._C._log_api_usage_once]
+    kept += [random.shuffle, random.random, np.random.rand, sys.flags, sys.version_info, os.environ, sys.stdout]
+    kept += [dataclasses.MISSING, sys.stderr]
+    for left, arrived in zip(kept, there_and_back(kept), strict=True):
+        assert arrived is left
     assert there_and_back([SDPBackend.MATH, torch.Tag.core]) == [SDPBackend.MATH, torch.Tag.core]
 
 
@@ -298,6 +282,31 @@ def test_traced_and_exported_modules_arrive() -> None:
     assert there_and_back(samples[0]).weight.requires_grad
     exported = torch.export.export(model, (batch,))
     assert torch.equal(there_and_back(exported).module()(batch), model(batch))
+
+
+def test_compiled_functions_are_compiled_where_they_arrive() -> None:
+    graphs: list[Any] = []
+
+    def backend(graph: Any, _inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    @torch.compile(backend=backend, fullgraph=True)
+    def loss(a: Any, b: Any) -> Any:
+        return (a - b).square().mean()
+
+    class Trainer:
+        @torch.compile(backend="eager")
+        def step(self, x: Any) -> Any:
+            return x + 1
+
+    def train() -> tuple[float, float, int]:
+        value = loss(torch.ones(2), torch.zeros(2)).item()
+        return value, Trainer().step(torch.ones(1)).item(), len(graphs)
+
+    call, _ = travel.unpack_call(travel.pack_call(travel.FunctionCall(train, (), {})).detach())
+    assert call.fn() == (1.0, 2.0, 1)
+    assert graphs == []
 
 
 def test_arrival_takes_no_memory_until_something_is_written() -> None:

@@ -152,10 +152,14 @@ def test_figures_appear_shown_or_not(monkeypatch):
 WHY = "shown as text, because no cell shows widgets of this run"
 
 
-def test_widget_is_shown_as_text_with_the_reason():
-    rank = run_rank("import ipywidgets; slider = ipywidgets.IntSlider(3); display(slider); slider.value = 4")
+def test_widget_is_shown_as_text_with_the_reason_and_a_module_keeps_its_own_loader():
+    rank = run_rank("""
+        import getpass, inspect, ipywidgets
+        slider = ipywidgets.IntSlider(3); display(slider); slider.value = 4
+        print(type(getpass.__loader__).__name__, inspect.getsource(getpass)[:3])
+    """)
     assert rank.displays == [{"text/plain": f"IntSlider(value=3)\n({WHY})"}]
-    assert rank.stderr == ""
+    assert (rank.stdout, rank.stderr) == ('SourceFileLoader """\n', "")
 
 
 @pytest.mark.parametrize("module", ["tqdm.notebook", "tqdm.auto"])
@@ -280,11 +284,6 @@ def test_installing_imports_nothing_heavy():
         mode="fresh",
     )
     assert rank.stdout == "[]\n"
-
-
-def test_module_keeps_its_own_loader():
-    rank = run_rank("import getpass, inspect; print(type(getpass.__loader__).__name__, inspect.getsource(getpass)[:3])")
-    assert rank.stdout == 'SourceFileLoader """\n'
 
 
 # Forked from a live kernel: what was inherited must not be used.

@@ -59,8 +59,7 @@ def test_fork_does_not_wait_for_a_thread_that_never_rests():
 
 
 @pytest.mark.skipif(not rank_process.has_the_defect(sys.version_info[:3]), reason="this Python's fork is safe")
-@pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
-def test_ranks_look_before_they_fork(start_method):
+def test_ranks_look_before_they_fork():
     def fork_under_a_profile() -> list[str]:
         import os
         import sys
@@ -74,7 +73,7 @@ def test_ranks_look_before_they_fork(start_method):
         os.waitpid(child, 0)
         return called
 
-    (called,) = notebook_launch(fork_under_a_profile, 1, start_method=start_method, output="none")
+    (called,) = notebook_launch(fork_under_a_profile, 1, output="none")
     assert called.count("let_threads_settle") == 1
 
 

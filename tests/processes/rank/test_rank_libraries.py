@@ -45,7 +45,7 @@ def test_model_may_outlive_its_group(kernel: Kernel) -> None:
             dist.barrier()
             dist.destroy_process_group()
         with Session(2, output="none") as session:
-            for _ in range(60):
+            for _ in range(40):
                 session.run(main)
         """
     )
@@ -70,13 +70,11 @@ def test_rank_gets_the_command_line_without_the_kernels_options(kernel: Kernel) 
     assert users == ["train.py", "--lr", "0.1"]
 
 
-# Data loaders and other processes of a rank's own.
-
-
-def test_data_loader_workers_forked_from_a_rank_load_all_batches(kernel: Kernel) -> None:
-    results = evaluate(
-        kernel,
-        """
+def test_loaders_pools_and_the_standard_library_work_in_ranks(kernel: Kernel) -> None:
+    loaded, pooled, used = zip(
+        *evaluate(
+            kernel,
+            """
         class Cubes(torch.utils.data.Dataset):
             def __len__(self):
                 return 4
@@ -91,16 +89,6 @@ def test_data_loader_workers_forked_from_a_rank_load_all_batches(kernel: Kernel)
                         dataset, batch_size=2, num_workers=2, persistent_workers=persistent)
                     sums += [sum(int(batch.sum()) for batch in loader) for _ in range(2)]
             return sums
-        list(notebook_launch(load, 2))
-        """,
-    )
-    assert results == [[140] * 4 + [36] * 4] * 2
-
-
-def test_pools_of_processes_and_threads_work_in_ranks(kernel: Kernel) -> None:
-    results = evaluate(
-        kernel,
-        """
         def increment(x):
             return x + 1
         def pools():
@@ -115,36 +103,6 @@ def test_pools_of_processes_and_threads_work_in_ranks(kernel: Kernel) -> None:
                 numbers += pool.map(increment, numbers)
             left = multiprocessing.Pool(1)  # Nobody closes it.
             return numbers + left.map(increment, [0])
-        list(notebook_launch(pools, 2))
-        """,
-    )
-    assert results == [[2, 3, 4, 9, 3, 4, 5, 10, 1]] * 2
-
-
-@pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
-@pytest.mark.slow
-def test_torch_compile_works_in_ranks(kernel: Kernel, tmp_path: Path) -> None:
-    results = evaluate(
-        kernel,
-        f"""
-        def compiled():
-            import torch._inductor.config
-            torch._inductor.config.cpp_cache_precompile_headers = False  # They would take longer than the function.
-            function = torch.compile(lambda x: (2 * x).relu() + 1)
-            return function(torch.full((100,), float(dist.get_rank() + 1))).sum().item()
-        list(notebook_launch(compiled, 1, env={{"TORCHINDUCTOR_CACHE_DIR": {str(tmp_path)!r}}}))
-        """,
-    )
-    assert results == [300.0]
-
-
-# The standard library, and what prints.
-
-
-def test_standard_library_works_in_a_rank(kernel: Kernel) -> None:
-    results = evaluate(
-        kernel,
-        """
         def use():
             import asyncio, faulthandler, signal, subprocess, tempfile
             async def talk():
@@ -164,11 +122,32 @@ def test_standard_library_works_in_a_rank(kernel: Kernel) -> None:
                 file.seek(0)
                 dumped = "in use" in file.read()
             return talked, caught, echoed, empty, child, dumped
-        list(notebook_launch(use, 2))
+        list(notebook_launch(lambda: (load(), pools(), use()), 2))
+        """,
+        ),
+        strict=True,
+    )
+    assert loaded == ([140] * 4 + [36] * 4,) * 2
+    assert pooled == ([2, 3, 4, 9, 3, 4, 5, 10, 1],) * 2
+    caught = ["SIGUSR1", "SIGTERM", "SIGINT"]
+    assert used == ((b"async\n", caught, b"echo\n", b"", b"['-c']\n", True),) * 2
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
+@pytest.mark.slow
+def test_torch_compile_works_in_ranks(kernel: Kernel, tmp_path: Path) -> None:
+    results = evaluate(
+        kernel,
+        f"""
+        def compiled():
+            import torch._inductor.config
+            torch._inductor.config.cpp_cache_precompile_headers = False  # They would take longer than the function.
+            function = torch.compile(lambda x: (2 * x).relu() + 1)
+            return function(torch.full((100,), float(dist.get_rank() + 1))).sum().item()
+        list(notebook_launch(compiled, 1, env={{"TORCHINDUCTOR_CACHE_DIR": {str(tmp_path)!r}}}))
         """,
     )
-    caught = ["SIGUSR1", "SIGTERM", "SIGINT"]
-    assert results == [(b"async\n", caught, b"echo\n", b"", b"['-c']\n", True)] * 2
+    assert results == [300.0]
 
 
 def test_what_logging_warnings_bars_children_and_late_threads_print_arrives(kernel: Kernel) -> None:

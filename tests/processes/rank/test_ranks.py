@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import linecache
 import os
 import subprocess
 import sys
@@ -87,9 +86,8 @@ print(failure_of(battered))
     assert expected in run(kernel, code)
 
 
-def test_fork_keeps_its_call_until_another_comes(kernel: Kernel) -> None:
-    assert "['again', 'again']" in run(
-        kernel,
+SURVIVED = {
+    "a fork keeps its call until another comes": (
         """
 def once():
     if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
@@ -98,12 +96,9 @@ def once():
 with Session(2, start_method="fork", max_restarts=1) as forked:
     print(list(forked.run(once)))
 """,
-    )
-
-
-def test_closed_standard_descriptors_do_not_break_a_rank(kernel: Kernel) -> None:
-    assert "[[1, 2, 3], [1, 2, 3]]" in run(
-        kernel,
+        "['again', 'again']",
+    ),
+    "closed standard descriptors": (
         """
 def close():
     print("half a line", end="")
@@ -111,12 +106,9 @@ def close():
     return [1, 2, 3]
 print(list(notebook_launch(close, 2, output="none")))
 """,
-    )
-
-
-def test_ignored_interrupt_is_for_one_call(kernel: Kernel) -> None:
-    assert "True" in run(
-        kernel,
+        "[[1, 2, 3], [1, 2, 3]]",
+    ),
+    "an ignored interrupt is for one call": (
         """
 def ignore():
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -126,12 +118,9 @@ with Session(2) as deaf:
     deaf.run(ignore)
     print(all(deaf.run(listens)))
 """,
-    )
-
-
-def test_exit_handlers_of_the_standard_library_run(kernel: Kernel) -> None:
-    assert "[True] [False] ['kept']" in run(
-        kernel,
+        "True",
+    ),
+    "exit handlers of the standard library": (
         """
 import tempfile
 mine = tempfile.TemporaryDirectory()
@@ -148,12 +137,9 @@ folders = list(notebook_launch(leave_things, 1, output="none"))
 print([Path(mine.name).exists()], [Path(f).exists() for f in folders], log.read_text().split())
 mine.cleanup()
 """,
-    )
-
-
-def test_progress_of_a_loader_without_a_length_and_steps_in_tensors_are_accepted(kernel: Kernel) -> None:
-    assert "[(3, 3), (3, 3)]" in run(
-        kernel,
+        "[True] [False] ['kept']",
+    ),
+    "a loader without a length, and steps in tensors": (
         """
 def loop():
     import torch, warnings
@@ -171,12 +157,9 @@ def loop():
         return len(items), 3
 print(list(notebook_launch(loop, 2, output="none")))
 """,
-    )
-
-
-def test_orphans_are_reaped_while_the_run_lasts(kernel: Kernel) -> None:
-    assert "[True]" in run(
-        kernel,
+        "[(3, 3), (3, 3)]",
+    ),
+    "orphans are reaped while the run lasts": (
         """
 def orphan():
     import subprocess, psutil
@@ -187,7 +170,15 @@ def orphan():
     return not psutil.pid_exists(pid)
 print(list(notebook_launch(orphan, 1, output="none")))
 """,
-    )
+        "[True]",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SURVIVED)
+def test_rank_survives(kernel: Kernel, name: str) -> None:
+    code, expected = SURVIVED[name]
+    assert expected in run(kernel, code)
 
 
 UNWATCHED = """
@@ -231,15 +222,6 @@ def test_folder_whose_name_begins_like_the_environments_is_the_users() -> None:
     for folder, local in ((Path(f"{sys.prefix}-projects"), True), (Path(sysconfig.get_path("purelib")), False)):
         module.__file__ = str(folder / "mine.py")
         assert (LocalModules(str(folder))._local_file(module) is not None) is local
-
-
-def return_source_of_string() -> str:
-    return linecache.getline("<string>", 1)
-
-
-def test_code_without_a_file_has_no_source_of_the_launcher() -> None:
-    spawned = notebook_launch(return_source_of_string, 1, devices="cpu", output="none", start_method="spawn")
-    assert list(spawned) == [""]
 
 
 def show_a_moving_table() -> None:
