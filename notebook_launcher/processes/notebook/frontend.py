@@ -88,7 +88,8 @@ def _connect_display(send: Callable[[object], None], keyboard: _Keyboard, widget
 
     shell = interactive.InteractiveShell._instance
     if isinstance(shell, RankShell):
-        shell.display_pub.send, shell.display_pub.widgets = send, widgets
+        publisher: Any = shell.display_pub
+        publisher.send, publisher.widgets = send, widgets
     else:
         disconnect(shell, send, keyboard.ask, widgets)
 
