@@ -162,12 +162,10 @@ def reader(shift: float, num_steps: int) -> Reader:
 @pytest.fixture
 def comparison() -> Comparison:
     """Two runs; of the first one a plot has a part of the points."""
-    runs = [
-        ComparedRun(snapshot("one"), Curves(), reader(0.0, 5000)),
-        ComparedRun(snapshot(EVIL), Curves(), reader(0.25, 50)),
-    ]
-    for run in runs:
-        run.curves.fold(run.reader.metrics)
+    runs = []
+    for name, read in (("one", reader(0.0, 5000)), (EVIL, reader(0.25, 50))):
+        runs.append(ComparedRun(snapshot(name), Curves(), read))
+        runs[-1].curves.fold(read.metrics)
     return Comparison(runs, ["loss", "acc"])
 
 

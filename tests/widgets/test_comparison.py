@@ -196,8 +196,8 @@ def test_comparison_is_drawn_by_time_and_parts_share_a_plot(runs: list[Run]) -> 
             for step in range(3)
         )
         curves.append(read)
-    read = [ComparedRun(run.snapshot(), each) for run, each in zip(runs, curves, strict=False)]
-    words = words_of(Comparison(read, ["train/loss", "val/loss"]).svg())
+    compared = [ComparedRun(run.snapshot(), each) for run, each in zip(runs, curves, strict=False)]
+    words = words_of(Comparison(compared, ["train/loss", "val/loss"]).svg())
     assert {"loss", "A train", "A val", "B train", "B val"} <= set(words)
 
 
