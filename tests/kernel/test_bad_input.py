@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 KERNEL_CODE = """
 import functools, threading
 def train(lr): return lr
-async def coroutine(): pass
 async def values(): yield 1
 lock = threading.Lock()
 def locking(): return lock
@@ -33,33 +32,15 @@ def kernel(module_kernel: Kernel) -> Kernel:
 BAD_CALLS = [
     ("notebook_launch(train, 0, args=(1,))", "ConfigError: num_processes=0 is too small"),
     ("notebook_launch(train, 1000, args=(1,))", "ConfigError: num_processes=1000 is too many for this machine"),
-    ("notebook_launch(3, 2)", "ConfigError: fn=3 is an int, which cannot be called"),
-    ("notebook_launch(coroutine, 2)", "ConfigError: coroutine is a coroutine function"),
     ("notebook_launch(values, 2)", "ConfigError: values is an async generator function (async def with a yield)"),
     ("notebook_launch(train, 2, arg=(1,))", "ConfigError: unknown option arg=. Did you mean args=?"),
-    ("notebook_launch(train, 2)", "ConfigError: train(lr) cannot be called with args=(), kwargs={}"),
-    ("notebook_launch(train, 2, args=1)", "ConfigError: args=1 is an int; it must be a tuple"),
-    (
-        "notebook_launch(train, (1,), num_processes=2)",
-        "ConfigError: Arguments of the function go by name. Write notebook_launch(train, 2, args=(1,)).",
-    ),
-    (
-        "Session(2).run(train, 1)",
-        "ConfigError: Arguments of the function go by name. Write session.run(train, args=(1,)).",
-    ),
-    ("notebook_launch(train, 2, lr=1)", "ConfigError: unknown option lr=. train has a parameter of that name"),
+    ("Session(2).run(train, 1)", "ConfigError: Arguments of the function go by name. Write session.run(train, args=(1"),
     ("notebook_launch(train, (1,))", "ConfigError: num_processes=(1,) is a tuple"),
-    ("notebook_launch(train, 2, args=(1,), backend='nccl')", "ConfigError: backend='nccl' needs a GPU for each"),
-    (
-        "notebook_launch(locking, 2)",
-        (
-            "CaptureError: the function locking captures `lock`, a _thread.lock, which cannot travel to another "
-            "process. `lock` was set in Cell In["
-        ),
-    ),
+    ("notebook_launch(locking, 2)", "CaptureError: the function locking captures `lock`, a _thread.lock, which cannot"),
     ("notebook_launch(train, 2, args=(lock,))", "CaptureError: "),
     ("Session(2, sed=1)", "ConfigError: unknown option sed=. Did you mean seed=?"),
 ]
+"""`tests/kernel/calls/test_checks.py` has more."""
 
 
 def test_bad_input_gives_a_clear_error_and_leaves_nothing(kernel: Kernel) -> None:

@@ -77,76 +77,74 @@ def test_mean_keeps_the_structure_of_the_values() -> None:
     assert tensors.mean().tolist() == [1.5, 3.0]
 
 
-def test_values_without_a_mean_are_named() -> None:
-    with pytest.raises(TypeError, match=r"result\['name'\] has no mean: str on ranks 0, 1 \("):
-        Results({0: {"name": "a"}, 1: {"name": "b"}}, num_processes=2).mean()
-    with pytest.raises(ValueError, match=r"different keys on the ranks: \['a'\] on rank 0; \['b'\] on rank 1\. Return"):
-        Results({0: {"a": 1}, 1: {"b": 1}}, num_processes=2).mean()
-    with pytest.raises(ValueError, match="different lengths on the ranks: 1 on rank 0; 2 on rank 1"):
-        Results({0: [1], 1: [1, 2]}, num_processes=2).mean()
+NOT_COMBINED = [
+    ("mean", [{"name": "a"}, {"name": "b"}], TypeError, r"result\['name'\] has no mean: str on ranks 0, 1 \("),
+    (
+        "mean",
+        [{"a": 1}, {"b": 1}],
+        ValueError,
+        r"different keys on the ranks: \['a'\] on rank 0; \['b'\] on rank 1\. R",
+    ),
+    ("mean", [[1], [1, 2]], ValueError, "different lengths on the ranks: 1 on rank 0; 2 on rank 1"),
+    ("mean", [{"x": 1}, 1], TypeError, r"result has different types on the ranks: dict on rank 0; int on rank 1\. Ret"),
+    ("mean", [1, {"x": 1}], TypeError, r"result has different types on the ranks: int on rank 0; dict on rank 1\."),
+    ("mean", [[1, 2], 5], TypeError, r"result has different types on the ranks: list on rank 0; int on rank 1\."),
+    ("mean", [[1], (1,), [2]], TypeError, r"has different types on the ranks: list on ranks 0, 2; tuple on rank 1\."),
+    ("mean", [{"a": {"b": [1]}}, {"a": {"b": 2}}], TypeError, r"result\['a'\]\['b'\] has different types on the ranks"),
+    ("mean", [[torch.ones(2)], [None]], TypeError, r"result\[0\] has no mean: Tensor\(2,\) on rank 0; NoneType on ran"),
+    ("concat", [5, {"x": 1}], TypeError, r"result has different types on the ranks: int on rank 0; dict on rank 1\. R"),
+    (
+        "concat",
+        [{"x": [1]}, {"x": 2}],
+        TypeError,
+        r"result\['x'\] has different types on the ranks: list on rank 0; in",
+    ),
+    (
+        "concat",
+        [5, np.ones(2)],
+        TypeError,
+        r"result cannot be joined: its types differ: int on rank 0; ndarray\(2,\) o",
+    ),
+    (
+        "concat",
+        [torch.ones(2), np.ones(2)],
+        TypeError,
+        r"its types differ: Tensor\(2,\) on rank 0; ndarray\(2,\) on ra",
+    ),
+    (
+        "concat",
+        [torch.tensor(1), 5],
+        TypeError,
+        r"cannot be joined: Tensor\(\) on rank 0; int on rank 1 \(.*\)\. Return",
+    ),
+    ("concat", [torch.ones(2, 3), torch.ones(2, 4)], ValueError, r"Tensor\(2, 3\) on rank 0; Tensor\(2, 4\) on rank 1"),
+    (
+        "concat",
+        [np.ones((2, 3)), np.ones((2, 4))],
+        ValueError,
+        r"\(2, 4\) on rank 1 \(.*\)\. .* dimension alone, or take",
+    ),
+    (
+        "concat",
+        [{"x": torch.ones(1)}, {"x": torch.ones(1, 2)}],
+        ValueError,
+        r"result\['x'\] cannot be joined: Tensor\(",
+    ),
+    (
+        "concat",
+        [{"x": 1}, {"y": 1}],
+        ValueError,
+        r"result has different keys on the ranks: \['x'\] on rank 0; \['y'\] o",
+    ),
+]
 
 
-@pytest.mark.parametrize(
-    ("values", "words"),
-    [
-        ([{"x": 1}, 1], r"result has different types on the ranks: dict on rank 0; int on rank 1\. Return values of"),
-        ([1, {"x": 1}], r"result has different types on the ranks: int on rank 0; dict on rank 1\."),
-        ([[1, 2], 5], r"result has different types on the ranks: list on rank 0; int on rank 1\."),
-        ([[1], (1,), [2]], r"result has different types on the ranks: list on ranks 0, 2; tuple on rank 1\."),
-        ([{"a": {"b": [1]}}, {"a": {"b": 2}}], r"result\['a'\]\['b'\] has different types on the ranks: list on"),
-        ([[torch.ones(2)], [None]], r"result\[0\] has no mean: Tensor\(2,\) on rank 0; NoneType on rank 1 "),
-    ],
-)
-def test_mean_of_different_types_names_the_type_of_each_rank(values: list[object], words: str) -> None:
-    with pytest.raises(TypeError, match=words):
-        Results(dict(enumerate(values)), num_processes=len(values)).mean()
-
-
-@pytest.mark.parametrize(
-    ("values", "kind", "words"),
-    [
-        ([5, {"x": 1}], TypeError, r"result has different types on the ranks: int on rank 0; dict on rank 1\. Return"),
-        (
-            [{"x": [1]}, {"x": 2}],
-            TypeError,
-            r"result\['x'\] has different types on the ranks: list on rank 0; int on ra",
-        ),
-        (
-            [5, np.ones(2)],
-            TypeError,
-            r"result cannot be joined: its types differ: int on rank 0; ndarray\(2,\) on rank 1",
-        ),
-        (
-            [torch.ones(2), np.ones(2)],
-            TypeError,
-            r"its types differ: Tensor\(2,\) on rank 0; ndarray\(2,\) on rank 1\.",
-        ),
-        ([torch.tensor(1), 5], TypeError, r"cannot be joined: Tensor\(\) on rank 0; int on rank 1 \(.*\)\. Return"),
-        (
-            [torch.ones(2, 3), torch.ones(2, 4)],
-            ValueError,
-            r"Tensor\(2, 3\) on rank 0; Tensor\(2, 4\) on rank 1 \(Sizes of",
-        ),
-        (
-            [np.ones((2, 3)), np.ones((2, 4))],
-            ValueError,
-            r"\(2, 4\) on rank 1 \(.*\)\. Return .* dimension alone, or take",
-        ),
-        (
-            [{"x": torch.ones(1)}, {"x": torch.ones(1, 2)}],
-            ValueError,
-            r"result\['x'\] cannot be joined: Tensor\(1,\) on",
-        ),
-        (
-            [{"x": 1}, {"y": 1}],
-            ValueError,
-            r"result has different keys on the ranks: \['x'\] on rank 0; \['y'\] on rank 1",
-        ),
-    ],
-)
-def test_values_that_cannot_be_joined_are_named(values: list[object], kind: type[Exception], words: str) -> None:
+@pytest.mark.parametrize(("method", "values", "kind", "words"), NOT_COMBINED)
+def test_values_that_cannot_be_combined_are_named(
+    method: str, values: list[object], kind: type[Exception], words: str
+) -> None:
     with pytest.raises(kind, match=words):
-        Results(dict(enumerate(values)), num_processes=len(values)).concat()
+        getattr(Results(dict(enumerate(values)), num_processes=len(values)), method)()
 
 
 def test_concat_joins_in_rank_order() -> None:

@@ -1,11 +1,14 @@
-"""Floods of output: the rate at which the console publishes, and the lines for which a cell has room."""
+"""Floods of output: the lines for which a cell has room, and the logs of the ranks, which have all."""
 
 from __future__ import annotations
+
+import os
+import tempfile
 
 import pytest
 
 from notebook_launcher.kernel.display import console, kept_lines
-from notebook_launcher.kernel.display.console import Console, Screen, Status, Text
+from notebook_launcher.kernel.display.console import Status, Text
 from notebook_launcher.kernel.display.kept_lines import RankLog
 from tests.support.console_cell import Cell
 
@@ -40,39 +43,12 @@ def test_very_long_line_is_cut_and_takes_no_memory():
     for _ in range(160):
         cell.feed("x" * 65_536)
     assert sum(map(len, cell.console._sources[0, "stdout"].screen._rows)) == console.LINE_LIMIT
-    cell.feed("\nnext\n")
-    shown = cell.finish()
-    assert shown.endswith(" ... [10,452,992 more characters in this line]\nnext\n")
-    assert len(shown) < console.LINE_LIMIT + 100
-    assert len(cell.console.logs[0].text()) == 160 * 65_536 + 6
-
-
-def test_long_line_that_arrives_whole_is_cut():
-    cell = Cell()
-    cell.feed("a\n" + "x" * 100_000 + "\nb\n")
-    assert cell.finish() == f"a\n{'x' * console.LINE_LIMIT} ... [67,232 more characters in this line]\nb\n"
-
-
-@pytest.mark.parametrize("output", ["all", "none"])
-def test_flood_costs_no_work_per_line(output, monkeypatch):
-    """A million lines, counted in calls of our own functions: some per chunk, few per shown line."""
-    calls = []
-    for cls in (Screen, RankLog, kept_lines.Room, Console):
-        for name, function in vars(cls).items():
-            if callable(function) and not name.startswith("__"):
-
-                def counted(*args, function=function, **kwargs):
-                    calls.append(function)
-                    return function(*args, **kwargs)
-
-                monkeypatch.setattr(cls, name, counted)
-    cell = Cell(4, output)
-    chunk = "step 12 loss 0.1\n" * 4000  # about the 64 KiB that a pipe holds
-    for number in range(250):
-        cell.feed(chunk, rank=number % 4)
-    cell.finish()
-    assert len(calls) < 250 * 13
-    assert sum(log.text().count("\n") for log in cell.console.logs) == 1_000_000
+    cell.feed("\nnext\n" + "y" * 100_000 + "\n")  # The second one arrives whole.
+    first, following, second = cell.finish().splitlines()
+    assert first.endswith("x ... [10,452,992 more characters in this line]")
+    assert (following, second) == ("next", f"{'y' * console.LINE_LIMIT} ... [67,232 more characters in this line]")
+    assert len(first) < console.LINE_LIMIT + 100
+    assert len(cell.console.logs[0].text()) == 160 * 65_536 + 6 + 100_001
 
 
 # What stays in a cell.
@@ -214,3 +190,48 @@ def test_each_of_many_ranks_keeps_its_end_while_the_cell_stays_bounded():
     assert {f"[rank {rank}] 499 of round 19 on {rank}" for rank in range(64)} < set(lines)
     left_out = sum(int(line.split()[1].replace(",", "")) for line in lines if line.startswith("..."))
     assert len(lines) - 1 + left_out == 64 * 20 * 500 + 32
+
+
+# The whole output of each rank.
+
+
+def test_order_of_arrival_is_known_for_the_newest_output():
+    cell = Cell(num_processes=3, output="rank0")
+    cell.feed("old\n", rank=2)
+    for number in range(2 * kept_lines.MAX_PIECES):
+        cell.feed(f"é {number}\n", rank=number % 2)
+    cell.feed("")
+    cell.feed("a", rank=1)
+    cell.feed("b\n", rank=1, stream="stderr")
+    ends = [len(log.text().encode()) for log in cell.console.logs]
+    before = ends[1] - len("ab\n") - len(f"é {2 * kept_lines.MAX_PIECES - 1}\n".encode())
+    assert cell.console.order.pieces(3) == [(1, before), (0, ends[0]), (1, ends[1])]
+    assert len(cell.console.order.pieces(10**9)) == kept_lines.MAX_PIECES
+
+
+@pytest.mark.parametrize("num_lines", [0, 1, 3, 5000, 10**6])
+def test_tail_returns_the_last_lines_of_a_log(num_lines):
+    log = RankLog()
+    lines = [f"line {number}" for number in range(200_000)]
+    log.write("\n".join(lines) + "\n")
+    log.write("last\n")
+    assert log.tail(num_lines) == tuple([*lines, "last"][-num_lines:] if num_lines else [])
+
+
+def test_log_leaves_memory_and_no_file_with_a_name(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    log = RankLog()
+    for _ in range(50):
+        log.write("é" * 50_000)
+    assert len(log._memory) <= kept_lines.SPOOL_LIMIT
+    assert os.listdir(tmp_path) == []  # noqa: PTH208
+    assert log.text() == "é" * 2_500_000
+
+
+def test_log_stays_in_memory_where_no_file_can_be_made(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    log = RankLog()
+    for number in range(3):
+        log.write(f"{number}" * 1_000_000 + "\n")
+    assert len(log.text()) == 3_000_003
+    assert log.tail(1) == ("2" * 1_000_000,)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from notebook_launcher.kernel.metering import GpuMeter, GpuReading
 from tests.support.compiled_libraries import NVML, compile_library, needs_compiler
 from tests.support.kernels import ROOT
 
@@ -62,12 +61,6 @@ def test_meter_reads_memory_and_utilisation_of_each_ranks_gpu(library: Path) -> 
     assert first == f"{[(3 * gb, None), (3 * gb, 0.93), (3 * gb, None)]} {[3 * gb] * 3}"
     assert later == f"{[(4 * gb, None), (4 * gb, 0.93), (4 * gb, None)]} 1"
     assert over == f"{[(4 * gb, None)] * 3} 0"
-
-
-def test_without_gpus_there_is_nothing_to_read() -> None:
-    meter = GpuMeter(())
-    assert meter.read(0) == GpuReading(None, None)
-    meter.close()
 
 
 def test_meter_reads_nothing_without_nvml(tmp_path: Path) -> None:

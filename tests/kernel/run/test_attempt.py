@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import signal
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +19,6 @@ from notebook_launcher.kernel.run.ladder import (
     LAST_BUDGET,
     STOP_BUDGET,
     USER_BUDGETS,
-    Ladder,
     Rung,
 )
 from notebook_launcher.messaging import board_layout, messages
@@ -364,23 +362,7 @@ def test_run_goes_idle_only_once_a_rank_runs_the_function(clock: Clock) -> None:
     assert (call.attempt.timed_out, call.attempt.went_idle) == (True, True)
 
 
-# The ladder, and changes.
-
-
-def test_ladder_ends_on_its_last_rung() -> None:
-    ladder = Ladder.start(0.0, USER_BUDGETS, on=Rung.ASK)
-    seen = [(ladder.rung, ladder.deadline)]
-    for now in (0.5, 1.5, 2.0, 3.0):
-        ladder.climb(now)
-        seen.append((ladder.rung, ladder.deadline))
-    assert seen == [
-        (Rung.ASK, 0.5),
-        (Rung.INTERRUPT, 1.5),
-        (Rung.TERMINATE, 2.0),
-        (Rung.KILL, math.inf),
-        (Rung.KILL, math.inf),
-    ]
-    assert Rung.ASK.signum is None
+# Changes.
 
 
 def test_changes_reach_all_ranks_before_the_board_announces_them(clock: Clock) -> None:

@@ -92,18 +92,13 @@ def test_run_without_a_failure_is_done_with_the_values_in_rank_order() -> None:
     assert outcome.results.ranks[0].peak_memory == PEAK
 
 
-def test_value_that_could_not_travel_is_no_failure() -> None:
-    outcome = Ending(returned(0), returned(1, unsent="a lock cannot travel")).conclude()
+def test_value_that_could_not_travel_or_had_no_descriptor_is_no_failure() -> None:
+    lost = RankOutcome.of_record(2, returned_record(time.monotonic()), ())
+    outcome = Ending(returned(0), returned(1, unsent="a lock cannot travel"), lost).conclude()
     assert (outcome.state, outcome.error) == ("done", None)
-    with pytest.raises(Exception, match="a lock cannot travel"):
-        outcome.results[1]
-
-
-def test_value_whose_descriptor_the_kernel_had_no_room_for_is_lost_with_a_reason() -> None:
-    lost = RankOutcome.of_record(1, returned_record(time.monotonic()), ())
-    outcome = Ending(returned(0), lost).conclude()
-    with pytest.raises(Exception, match="the notebook's process had no file descriptor left for it"):
-        outcome.results[1]
+    for rank, words in ((1, "a lock cannot travel"), (2, "the notebook's process had no file descriptor left for it")):
+        with pytest.raises(Exception, match=words):
+            outcome.results[rank]
 
 
 def test_first_failure_is_the_error_and_its_victims_are_stopped() -> None:
@@ -154,14 +149,6 @@ def test_stop_that_comes_while_values_are_unpacked_is_too_late() -> None:
     assert end_line(outcome, is_raised=False).startswith("done in ")
 
 
-def test_last_line_names_a_stop_after_which_all_ranks_returned() -> None:
-    ending = Ending(returned(0))
-    ending.data.commands.put(StopCommand())
-    outcome = ending.conclude()
-    assert outcome.state == "done"
-    assert end_line(outcome, is_raised=False).endswith("; every rank had returned")
-
-
 def test_time_that_is_up_comes_before_the_failures_that_it_causes() -> None:
     error = Ending(raised(0), timed_out=True).conclude().error
     assert isinstance(error, RunTimeoutError)
@@ -199,21 +186,7 @@ LIMITS = {
 def test_rank_that_the_machine_cannot_hold_comes_with_the_limit_to_look_at(number: int) -> None:
     ending, reason = Ending(), os.strerror(number)
     ending.state.note_not_started(messages.RankNotStarted(rank=0, errno=number, message=reason))
+    ending.state.note_loss(SupervisorLost("killed"))  # because of it
     with pytest.raises(ResourceError, match=rf"rank 0 of 1 could not be started: {reason}\.{LIMITS[number]}") as caught:
         raise ending.conclude().error or AssertionError
     assert caught.value.errno == number
-
-
-def test_rank_that_could_not_be_started_comes_before_the_supervisor_that_is_killed_for_it() -> None:
-    ending = Ending()
-    ending.state.note_not_started(messages.RankNotStarted(rank=0, errno=errno.EMFILE, message="Too many open files"))
-    ending.state.note_loss(SupervisorLost("killed"))
-    with pytest.raises(ResourceError, match="rank 0 of 1 could not be started: Too many open files"):
-        raise ending.conclude().error or AssertionError
-
-
-def test_reason_that_is_a_sentence_gets_no_second_full_stop() -> None:
-    ending = Ending()
-    ending.state.note_not_started(messages.RankNotStarted(rank=0, errno=0, message="the fork server did not start."))
-    with pytest.raises(ResourceError, match=r"could not be started: the fork server did not start\.$"):
-        raise ending.conclude().error or AssertionError
