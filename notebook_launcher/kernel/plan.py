@@ -104,7 +104,15 @@ class Plan:
 
     def setup(self, *, many_calls: bool) -> messages.Setup:
         """Return the settings of all ranks, with the kernel's present environment; raises `ConfigError`."""
-        cwd = _working_directory()
+        try:
+            cwd = os.getcwd()
+        except FileNotFoundError:
+            raise ConfigError(
+                "the kernel's working directory was deleted (a new folder of the same name does not replace it), and "
+                "torch cannot be imported from a deleted folder. Change to an existing folder: os.chdir(...)."
+            ) from None
+        options = sys.argv[1:]
+        is_kernels = kernel_shell() is not None and options == sys.orig_argv[-len(options) :]
         is_one = self.config.detached and not many_calls
         return messages.Setup(
             run_id=uuid.uuid4().hex,
@@ -113,7 +121,8 @@ class Plan:
             # Another machine has an environment of its own, and the kernel's may hold secrets.
             environ={**({} if self.config.engine is not None else os.environ), **self.environ},
             sys_path=import_folders(),
-            argv=_argv(),
+            # Without the kernel's own options, unless the user has changed them.
+            argv=sys.argv[:1] if is_kernels else list(sys.argv),
             cwd=cwd,
             kernel_pid=os.getpid(),
             ends_at=time.monotonic() + self.config.timeout if self.config.timeout and is_one else None,
@@ -128,12 +137,6 @@ class Plan:
             place=messages.Place(ranks=tuple(range(self.num_processes)), num_nodes=self.num_nodes),
             master_port=0,
         )
-
-
-def _argv() -> list[str]:
-    """Return the `sys.argv` of the ranks: the kernel's, without its own options unless the user has changed it."""
-    options = sys.argv[1:]
-    return sys.argv[:1] if kernel_shell() is not None and options == sys.orig_argv[-len(options) :] else list(sys.argv)
 
 
 def make_plan(config: LaunchConfig, machine: Machine | None = None) -> Plan:
@@ -254,24 +257,14 @@ def _lacks_peer_access(machine: Machine, gpus: tuple[int, ...]) -> bool:
     return bool(version) and version < FIRST_GOOD_DRIVER
 
 
-def _working_directory() -> str:
-    try:
-        return os.getcwd()
-    except FileNotFoundError:
-        raise ConfigError(
-            "the kernel's working directory was deleted (a new folder of the same name does not replace it), and torch "
-            "cannot be imported from a deleted folder. Change to an existing folder: os.chdir(...)."
-        ) from None
-
-
 # --------------------------------------------------------------------------------------------------------------------
 # The options of a launch as a run's record has them.
 
 
 def config_as_json(config: LaunchConfig) -> dict[str, Any]:
     """Return the fields as values for JSON; of most variables of `env` the name alone, with the value None."""
-    fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
-    return {**{name: _plain(value) for name, value in fields.items()}, "env": recordable_variables(config.env)}
+    fields = {field.name: _plain(getattr(config, field.name)) for field in dataclasses.fields(config)}
+    return {**fields, "env": recordable_variables(config.env)}
 
 
 def _plain(value: object) -> object:

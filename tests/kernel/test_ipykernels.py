@@ -107,18 +107,6 @@ def test_ipykernel_interrupt_of_an_await_stops_the_run(kernel: Kernel) -> None:
     assert kernel.execute("run.wait(); print(run.state)").stdout.endswith("stopped\n")
 
 
-def test_ipykernel_shows_the_culprit(kernel: Kernel) -> None:
-    outcome = kernel.execute(
-        "def fail():\n"
-        "    import torch.distributed as dist\n"
-        "    if os.environ['RANK'] == '1': raise ValueError('boom')\n"
-        "    dist.barrier()\n"
-        "notebook_launch(fail, 2)"
-    )
-    assert outcome.error == "ValueError: boom"
-    assert "raise ValueError('boom')" in outcome.traceback
-
-
 def test_ipykernel_relays_widgets_of_ranks(kernel: Kernel) -> None:
     cell = kernel.execute(
         "def slide():\n"

@@ -113,21 +113,6 @@ def test_options_output_and_display_take_effect(kernel: Kernel, output: str) -> 
     assert shown == [f"<b>shown by {rank}</b>" for rank in ranks]
 
 
-def test_options_devices_precision_and_accumulation_take_effect(kernel: Kernel) -> None:
-    """Ranks are told nothing else; the effect in an Accelerator is tested in `test_frameworks.py`."""
-    seen = evaluate(
-        kernel,
-        """
-        names = ("ACCELERATE_MIXED_PRECISION", "ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "ACCELERATE_USE_CPU")
-        def look():
-            return [os.environ.get(name) for name in names]
-        [notebook_launch(look, 1, devices="cpu")[0],
-         notebook_launch(look, 1, devices="cpu", mixed_precision="bf16", gradient_accumulation_steps=4)[0]]
-        """,
-    )
-    assert seen == [[None, None, "true"], ["bf16", "4", "true"]]
-
-
 def test_options_by_name_win_over_a_config(kernel: Kernel) -> None:
     results = evaluate(
         kernel,

@@ -83,13 +83,6 @@ def test_ranks_share_a_gpu_with_nccl_if_its_variable_is_set(make: Any, monkeypat
     assert make(slices(2)).backend == "nccl"
 
 
-def test_summary_warns_of_the_slow_first_collective_of_nccl(make: Any) -> None:
-    assert "2 GPU ranks, nccl (the first collective takes seconds), 4 threads each" in make(machine(8, 2)).summary
-    both = make(machine(8, 2), backend="cpu:gloo,cuda:nccl").summary
-    assert "cpu:gloo,cuda:nccl (the first collective takes seconds)" in both
-    assert "collective" not in make(machine(8)).summary
-
-
 @pytest.mark.parametrize(
     ("on", "options", "message"),
     [
@@ -124,12 +117,17 @@ def test_ranks_see_the_chosen_gpus_and_settings(make: Any) -> None:
     assert environ["CUDA_VISIBLE_DEVICES"] == "1,3"
     assert environ["ACCELERATE_MIXED_PRECISION"] == "bf16"
     assert environ["ACCELERATE_GRADIENT_ACCUMULATION_STEPS"] == "4"
+    assert "ACCELERATE_USE_CPU" not in environ
+    on_cpus = make(machine(8)).environ
+    assert (on_cpus.get("ACCELERATE_MIXED_PRECISION"), on_cpus["ACCELERATE_USE_CPU"]) == (None, "true")
 
 
 def test_summary_names_the_hardware_and_the_chosen_options(make: Any) -> None:
     summary = make(machine(8, 4, has_cuda=False), num_processes=2, seed=7, start_method="spawn").summary
     assert summary == "2 CPU ranks, gloo, spawn, 4 threads each, this torch is built without CUDA, seed 7"
     assert ", 2 threads, " in make(machine(2), num_processes=1).summary
+    both = make(machine(8, 2), backend="cpu:gloo,cuda:nccl").summary
+    assert "2 GPU ranks, cpu:gloo,cuda:nccl (the first collective takes seconds), 4 threads each" in both
 
 
 def found(variable: str | None) -> tuple[tuple[GPU, ...], str]:

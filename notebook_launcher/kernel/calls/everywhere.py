@@ -43,28 +43,17 @@ def setup_steps(config: LaunchConfig) -> tuple[SetupStep, ...]:
     magic = _installed(running_shell())
     kept = [] if magic is None else magic.kept
     made = {name for cell in kept for name in cell.made}
-    steps = [
-        SetupStep(
-            key=f"{call.at} {call.text}",
-            what=f"`{call.text}` of a cell",
-            run=_runner(
-                CellRequest(code=call.text, filename=f"<{call.text}>", place="<cell>", pulls=True, is_python=True)
-            ),
-            variables=_present(call.names - made),
-            shared={},
+    steps = []
+    for call in repeated_calls():
+        request = CellRequest(code=call.text, filename=f"<{call.text}>", place="<cell>", pulls=True, is_python=True)
+        key, what = f"{call.at} {call.text}", f"`{call.text}` of a cell"
+        steps.append(
+            SetupStep(key=key, what=what, run=_runner(request), variables=_present(call.names - made), shared={})
         )
-        for call in repeated_calls()
-    ]
-    steps += [
-        SetupStep(
-            key=cell.key,
-            what=cell.what,
-            run=_runner(cell.request),
-            variables=_present(cell.used - made),
-            shared=cell.shared,
-        )
-        for cell in kept
-    ]
+    for cell in kept:
+        variables = _present(cell.used - made)
+        run = _runner(cell.request)
+        steps.append(SetupStep(key=cell.key, what=cell.what, run=run, variables=variables, shared=cell.shared))
     if isinstance(config.setup, str):
         request = CellRequest(code=config.setup, filename="<setup>", place="<setup>", pulls=True, is_python=True)
         used = _present(names_in(config.setup) - made)
@@ -155,31 +144,37 @@ class EverywhereMagic:
         if line.strip():
             raise _usage_error(f"{MAGIC} {line.strip()}: it has no options. {WAYS}")
         __tracebackhide__ = True  # IPython's word for frames that an error of the cell is shown without.
-        before, key = dict(self._shell.user_ns), uuid.uuid4().hex
+        present, key = self._shell.user_ns, uuid.uuid4().hex
+        before = dict(present)
         filename = running_cell_file(self._shell) or f"<cell {key} everywhere>"
         value = self._run_here(cell, filename)
         python, is_python = self._as_python(cell)
-        place, made = cells.shown_file(filename), self._set_since(before)
-        self._keep(
-            _KeptCell(
-                identity=self._cell_id() or cell,
-                key=key,
-                request=CellRequest(
-                    code=cell, filename=filename, place=place, first_line=MAGIC, pulls=True, is_python=is_python
-                ),
-                made=frozenset(made),
-                used=frozenset(names_in(python)),
-                shared={name: value for name, value in made.items() if _is_each_process_own(value)},
-            )
+        place = cells.shown_file(filename)
+        made = {name: new for name, new in present.items() if name not in before or before[name] is not new}
+        # The front end gives the running cell an id, or none.
+        parent: Mapping[str, Any] = getattr(self._shell, "get_parent", dict)()
+        new = _KeptCell(
+            identity=str((parent.get("metadata") or {}).get("cellId") or "") or cell,
+            key=key,
+            request=CellRequest(
+                code=cell, filename=filename, place=place, first_line=MAGIC, pulls=True, is_python=is_python
+            ),
+            made=frozenset(made),
+            used=frozenset(names_in(python)),
+            shared={name: value for name, value in made.items() if _is_each_process_own(value)},
         )
+        places = [at for at, kept in enumerate(self.kept) if kept.identity == new.identity]
+        if places:
+            self.kept[places[0]] = new
+        else:
+            self.kept.append(new)
         return value
 
     def manage(self, line: str) -> None:
         """Show the cells that ranks run before each function, or forget them: `%everywhere --clear`."""
         match line.split():
             case [] | ["--list"]:
-                lines = [f"{kept.request.place}: {_headline(kept.request.code)}" for kept in self.kept]
-                text = "\n".join(lines) or f"no cell runs everywhere. {WAYS}"
+                text = "\n".join(map(_headline, self.kept)) or f"no cell runs everywhere. {WAYS}"
             case ["--clear"]:
                 text = f"{plural(len(self.kept), 'cell')} forgotten; what open sessions have run stays"
                 self.kept.clear()
@@ -210,23 +205,6 @@ class EverywhereMagic:
             return "\n" * num_empty + self._shell.transform_cell(cell), False
         return cell, True
 
-    def _set_since(self, before: dict[str, Any]) -> dict[str, Any]:
-        """Return the variables that have another value than before."""
-        present = self._shell.user_ns
-        return {name: value for name, value in present.items() if name not in before or before[name] is not value}
-
-    def _cell_id(self) -> str:
-        """Return the id that the front end gives the running cell; empty if it gives none."""
-        parent: Mapping[str, Any] = getattr(self._shell, "get_parent", dict)()
-        return str((parent.get("metadata") or {}).get("cellId") or "")
-
-    def _keep(self, new: _KeptCell) -> None:
-        for place, kept in enumerate(self.kept):
-            if kept.identity == new.identity:
-                self.kept[place] = new
-                return
-        self.kept.append(new)
-
 
 def _is_each_process_own(value: Any) -> bool:
     """Return True for definitions, and for objects that cannot travel, such as locks."""
@@ -235,10 +213,10 @@ def _is_each_process_own(value: Any) -> bool:
     return kind_of_type(type(value)) is not None
 
 
-def _headline(code: str) -> str:
-    lines = [line for line in code.splitlines() if line.strip()]
+def _headline(kept: _KeptCell) -> str:
+    lines = [line for line in kept.request.code.splitlines() if line.strip()]
     more = f"  (and {plural(len(lines) - 1, 'more line')})" if len(lines) > 1 else ""
-    return f"{lines[0] if lines else ''}{more}"
+    return f"{kept.request.place}: {lines[0] if lines else ''}{more}"
 
 
 def _usage_error(text: str) -> Exception:

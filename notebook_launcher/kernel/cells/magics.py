@@ -149,7 +149,9 @@ class RankMagics:
         """
         words = shlex.split(line)
         if not words:
-            return self.active if self.active is not None else _say(NO_SESSION)
+            if self.active is None:
+                print(NO_SESSION)  # noqa: T201 - the answer of a magic
+            return self.active
         if words == ["close"]:
             if self._own is None:
                 raise UsageError("%ranks has started no session; a session of your own ends with session.close().")
@@ -160,7 +162,8 @@ class RankMagics:
         session = self._make_session(int(words[0]), **options)  # Before the end of the present one: it may be refused.
         self.retire()
         self.active = self._own = session.__enter__()
-        return _say(f"{plural(session.num_processes, 'rank')}: {session!r}")
+        print(f"{plural(session.num_processes, 'rank')}: {session!r}")  # noqa: T201 - the answer of a magic
+        return None
 
     def push(self, line: str) -> None:
         """Set variables of the notebook on the ranks: `%push a, b`; on some of them: `%push a -r 0,2`.
@@ -272,10 +275,6 @@ def _value(text: str) -> Any:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):
         return text
-
-
-def _say(text: str) -> None:
-    print(text)  # noqa: T201 - the answer of a magic
 
 
 # --------------------------------------------------------------------------------------------------------------------

@@ -94,30 +94,16 @@ def is_repeated(message: Any, lines: str) -> bool:
 class Sink:
     """Destination of output, used from any thread; by itself one that keeps nothing and has no page behind it."""
 
-    @property
-    def is_cell(self) -> bool:
-        """True for a cell, which keeps its output; False for a terminal, a file or a variable."""
-        return False
-
-    @property
-    def has_audience(self) -> bool:
-        """True for a cell that a person may look at, in a front end that may draw widgets."""
-        return False
-
-    @property
-    def is_brief(self) -> bool:
-        """True for a cell that an agent reads, whose output is short."""
-        return False
-
-    @property
-    def takes_comms(self) -> bool:
-        """True if the page of this cell may show widgets."""
-        return False
-
-    @property
-    def message(self) -> Any:
-        """The message that started the cell; None without a cell."""
-        return None
+    is_cell: bool = False
+    """True for a cell, which keeps its output; False for a terminal, a file or a variable."""
+    has_audience: bool = False
+    """True for a cell that a person may look at, in a front end that may draw widgets."""
+    is_brief: bool = False
+    """True for a cell that an agent reads, whose output is short."""
+    takes_comms: bool = False
+    """True if the page of this cell may show widgets."""
+    message: Any = None
+    """The message that started the cell; None without a cell."""
 
     def hold_after_cell(self) -> bool:
         """Where no person looks, hold what comes after the cell's end for the cell that calls `show_here`.
@@ -182,8 +168,6 @@ class CellSink(Sink):
         _warn_of_broken_ipykernel()
         self._shell = shell
         self._kernel = shell.kernel
-        self._parent = _ANSWERED.get() or self._kernel.get_parent("shell")
-        """The message that started the cell; every output is a reply to it."""
         self._loop = self._kernel.iopub_socket.io_thread.io_loop
         """The event loop of the thread that publishes."""
         self._streams = {name: _redirected(getattr(sys, name)) for name in ("stdout", "stderr")}
@@ -210,28 +194,22 @@ class CellSink(Sink):
         """Functions that flush the cell's earlier output; called by the thread that publishes, before any message."""
         for redirected in filter(None, self._streams.values()):
             redirected.flush()
+        self._reply_to(_ANSWERED.get() or self._kernel.get_parent("shell"))
 
-    @property
-    def is_cell(self) -> bool:
-        """True unless the cell's output is redirected."""
-        return bool(self._parent) and self._publisher is None and not any(self._streams.values())
-
-    @property
-    def has_audience(self) -> bool:
-        """True if a person may look at the cell."""
-        return self.is_cell and reader_of(self._parent) == "person"
-
-    @property
-    def is_brief(self) -> bool:
-        """True if an agent reads the cell."""
-        return self.is_cell and reader_of(self._parent) == "agent"
+    def _reply_to(self, message: Any) -> None:
+        """Send every output from now on as a reply to the message that started a cell."""
+        self.message = message
+        self.is_cell = bool(message) and self._publisher is None and not any(self._streams.values())
+        reader = reader_of(message) if self.is_cell else ""
+        self.has_audience, self.is_brief = reader == "person", reader == "agent"
+        self.takes_comms = self.is_cell and getattr(self._kernel, "comm_manager", None) is not None
 
     def hold_after_cell(self) -> bool:
         """Where no person looks, hold what comes after the cell's end for the cell that calls `show_here`.
 
         A program that runs notebooks drops what arrives for a cell that has ended. Return False where a person looks.
         """
-        is_held = self.is_cell and reader_of(self._parent) in {"agent", "file"}
+        is_held = self.is_cell and reader_of(self.message) in {"agent", "file"}
         if is_held:
             self._shell.events.register("post_run_cell", self._begin_to_hold)
         return is_held
@@ -247,7 +225,8 @@ class CellSink(Sink):
         with self._moving:
             if self._held is None or message is None:
                 return
-            held, self._held, self._parent = self._held, None, message
+            held, self._held = self._held, None
+            self._reply_to(message)
             self._earlier = [sys.stdout.flush, sys.stderr.flush]
             for kind, content in held:
                 if kind == "stream" and self.is_brief:
@@ -272,7 +251,7 @@ class CellSink(Sink):
         ipykernel sends what a cell has printed before it reports the end of the cell, so nobody has to wait for that: a
         `flush` switches to the thread that publishes and back, 0.3 ms where cores are busy.
         """
-        if threading.current_thread() is threading.main_thread() and self._parent is self._kernel.get_parent("shell"):
+        if threading.current_thread() is threading.main_thread() and self.message is self._kernel.get_parent("shell"):
             sys.stdout.write(text)
             return
         self.text("stdout", text)
@@ -308,16 +287,6 @@ class CellSink(Sink):
         content = {"data": coded, "metadata": metadata, "transient": transient}
         self._send("update_display_data" if update else "display_data", content)
 
-    @property
-    def takes_comms(self) -> bool:
-        """True for a cell whose output is not redirected."""
-        return self.is_cell and getattr(self._kernel, "comm_manager", None) is not None
-
-    @property
-    def message(self) -> Any:
-        """The message that started the cell."""
-        return self._parent
-
     def comm(self, record: messages.CommMessage) -> None:
         """Send a message of a comm to the page; it answers a message of the page, or else the cell."""
         self.call(self._publish_comm, record)
@@ -331,7 +300,7 @@ class CellSink(Sink):
             record.kind,
             content,
             metadata=record.metadata,
-            parent=self._parent if record.parent is None else {"header": record.parent},
+            parent=self.message if record.parent is None else {"header": record.parent},
             ident=f"comm-{record.comm_id}".encode("ascii"),
             buffers=list(record.buffers),
         )
@@ -373,7 +342,7 @@ class CellSink(Sink):
         # only seconds after that thread has ended.
         with self._moving:
             if self._held is None:
-                self.call(self._publish, kind, content, self._parent)
+                self.call(self._publish, kind, content, self.message)
                 return
             last_kind, last = self._held[-1] if self._held else ("", {})
             if kind == last_kind == "stream" and last["name"] == content["name"]:

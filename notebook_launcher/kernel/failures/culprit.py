@@ -102,7 +102,10 @@ def _failure(outcome: RankOutcome, last_lines: Callable[[int, int], tuple[str, .
             rank=outcome.rank,
             kind=KIND_OF_STAGE.get(outcome.raised.stage, "exception"),
             time=outcome.time,
-            summary=STOPPED if outcome.after_stop and _comes_of_a_stop(report) else error_line(report),
+            # A rank that was stopped, or that waited for a peer that was.
+            summary=STOPPED
+            if outcome.after_stop and (report.type_name in INTERRUPTS or is_victim(report))
+            else error_line(report),
             traceback=format_report(report),
             pid=outcome.pid,
             victim=outcome.after_stop or is_victim(report),
@@ -162,11 +165,6 @@ def _last_words(rank: int, last_lines: Callable[[int, int], tuple[str, ...]]) ->
         return tuple(dump.splitlines()[-LAST_LINES:]), ""
     site = crash_site(rank, dump)
     return tuple(before.splitlines()[-LAST_LINES:]), str(site) if site else ""
-
-
-def _comes_of_a_stop(report: ExceptionReport) -> bool:
-    """Return True if a rank was stopped, or waited for a peer that was stopped."""
-    return report.type_name in INTERRUPTS or is_victim(report)
 
 
 def _exit_summary(outcome: RankOutcome, exitcode: int | None) -> str:

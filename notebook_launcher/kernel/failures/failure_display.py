@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from notebook_launcher.kernel.results import Results
     from notebook_launcher.kernel.run.call_state import RankOutcome
     from notebook_launcher.kernel.run.conclusion import RunOutcome
-    from notebook_launcher.messaging.messages import KeptFrames
 
 
 ALL_OF_ERROR = "print(sys.last_value) shows all"
@@ -148,7 +147,11 @@ def _obey_rendering(error: BaseException) -> None:
 def _story(failures: tuple[Failure, ...], results: Results) -> str:
     first, others = failures[0], failures[1:]
     who = name_rank(first.rank, first.node, of=len(results))
-    lines = [f"{first.summary if first.left_by else f'{who} failed first{_sequel(first, others)}'}."]
+    same = [other.rank for other in others if (other.victim, other.summary) == (first.victim, first.summary)]
+    victims = [other.rank for other in others if other.victim and not first.victim]
+    sequel = f"; {rank_list(same)} failed in the same way" if same else ""
+    sequel += f"; {rank_list(victims)} failed as a consequence" if victims else ""
+    lines = [f"{first.summary if first.left_by else f'{who} failed first{sequel}'}."]
     if first.kind == "arrival":
         lines.append(
             "The function was not called, because the function or an object that it uses could not be rebuilt in the "
@@ -157,29 +160,21 @@ def _story(failures: tuple[Failure, ...], results: Results) -> str:
     own = [other for other in others if other.victim == first.victim and other.summary != first.summary]
     lines += [f"{rank_list(ranks)}: {summary}" for summary, ranks in _by_summary(own).items()]
     lines += describe_mismatch(failures)
-    lines += advice_on(first.summary) or describe_missing(first.summary, first.traceback)
+    lines += advice_on(first.summary)
+    if not advice_on(first.summary) and (found := next(_had_here(first.summary, first.traceback), "")):
+        lines.append(
+            f"The notebook has {found}, and this rank has not: a cell or an import has put it there. Run it by "
+            "`%%everywhere`, so that each rank runs it before the function."
+        )
     if first.kept is not None:
-        lines.append(_describe_kept(first.rank, first.kept))
+        offer = f"session.debug() opens a debugger where rank {first.rank} failed."
+        if first.kept.tensor_bytes >= WORTH_TELLING or first.kept.gpu_bytes is not None:
+            gpu = first.kept.gpu_bytes
+            allocated = "" if gpu is None else f" ({format_bytes(gpu)} are allocated on its GPU)"
+            size = format_bytes(first.kept.tensor_bytes)
+            offer += f" Its frames hold {size} of tensors{allocated} until the next run or session.forget()."
+        lines.append(offer)
     return "\n".join(lines) + (f"\n\n{first.traceback.rstrip()}" if first.traceback else "")
-
-
-def _describe_kept(rank: int, kept: KeptFrames) -> str:
-    """Return the line of a failure that names the debugger, and the memory that it costs if that is worth a word."""
-    offer = f"session.debug() opens a debugger where rank {rank} failed."
-    if kept.tensor_bytes < WORTH_TELLING and kept.gpu_bytes is None:
-        return offer
-    size = format_bytes(kept.tensor_bytes)
-    gpu = "" if kept.gpu_bytes is None else f" ({format_bytes(kept.gpu_bytes)} are allocated on its GPU)"
-    return f"{offer} Its frames hold {size} of tensors{gpu} until the next run or session.forget()."
-
-
-def _sequel(first: Failure, others: tuple[Failure, ...]) -> str:
-    """Return a clause about the ranks that failed in the same way, and those that the first failure ended."""
-    same = [other.rank for other in others if (other.victim, other.summary) == (first.victim, first.summary)]
-    victims = [other.rank for other in others if other.victim and not first.victim]
-    words = [f"{rank_list(same)} failed in the same way"] if same else []
-    words += [f"{rank_list(victims)} failed as a consequence"] if victims else []
-    return "".join(f"; {part}" for part in words)
 
 
 def _by_summary(failures: Iterable[Failure]) -> dict[str, list[int]]:
@@ -222,9 +217,7 @@ def for_raised(last_line: str, failures: Sequence[Failure]) -> str:
 
 # --------------------------------------------------------------------------------------------------------------------
 # Errors of ranks that look as if something were missing there which the notebook has: an entry, an attribute, a
-# codec.
-#
-# Guesses, from the text of the error: the entry or attribute is looked for in the kernel's own modules.
+# codec. Guesses, from the text of the error: the entry or attribute is looked for in the kernel's own modules.
 
 
 FRAME = re.compile(r'^  File "([^"]+)", line \d+, in .*\n(?:    (.*))?', re.MULTILINE)
@@ -233,63 +226,32 @@ OF_CLASS = re.compile(r"AttributeError: (?:type object )?'(\w+)' (?:object )?has
 ENCODING = re.compile(r"LookupError: unknown encoding: (\S+)")
 LOOKED_UP = re.compile(r"(?:\w*KeyError|ValueError|LookupError): ")
 QUOTED = re.compile(r"""['"`]([^'"`\n]{1,100})['"`]""")
-NAME = re.compile(r"[^\W\d]\w*")
 
 
-def describe_missing(summary: str, traceback: str) -> list[str]:
-    """Return a line about what the notebook has and a rank has not; none if nothing of the kind explains the error.
-
-    `summary`: the error in one line, such as `KeyError: 'big'`. `traceback`: the rank's.
-    """
-    found = _attribute(summary) or _encoding(summary) or next(_entries(summary, traceback), "")
-    if not found:
-        return []
-    has = f"The notebook has {found}, and this rank has not: a cell or an import has put it there."
-    return [f"{has} Run it by `%%everywhere`, so that each rank runs it before the function."]
-
-
-def _attribute(summary: str) -> str:
+def _had_here(summary: str, traceback: str) -> Iterator[str]:
+    """Yield what this process has that the error of a rank, in one line and with its traceback, names as missing."""
+    modules = [module for module in list(sys.modules.values()) if isinstance(module, types.ModuleType)]
     if match := OF_MODULE.match(summary):
-        module = sys.modules.get(match[1])
-        return f"{match[1]}.{match[2]}" if match[2] in getattr(module, "__dict__", {}) else ""
-    if match := OF_CLASS.match(summary):
-        for module in list(sys.modules.values()):
-            cls: Any = getattr(module, "__dict__", {}).get(match[1])
-            if not isinstance(cls, type) or cls.__module__ == "__main__":
-                continue
-            if any(match[2] in vars(base) for base in cls.__mro__):
-                return f"{match[1]}.{match[2]}"
-    return ""
-
-
-def _encoding(summary: str) -> str:
-    match = ENCODING.match(summary)
-    try:
-        return f"the codec {match[1]!r}" if match and codecs.lookup(match[1]) else ""
-    except LookupError:
-        return ""
-
-
-def _entries(summary: str, traceback: str) -> Iterator[str]:
-    """Yield the entries with a key that the error names, in modules at whose code it was raised."""
-    frames = FRAME.findall(traceback)
-    if not (LOOKED_UP.match(summary) and frames):
-        return
-    keys = QUOTED.findall(summary)
-    for module in _modules_at(*frames[-1]):
-        for path, table in _tables(module):
-            for key in keys:
-                if dict.__contains__(table, key):
-                    yield f"{path}[{key!r}]"
-
-
-def _modules_at(filename: str, line: str) -> list[types.ModuleType]:
-    """Return the module of a file; for a cell, the modules that its line names."""
-    loaded = [module for module in list(sys.modules.values()) if isinstance(module, types.ModuleType)]
-    own = [module for module in loaded if getattr(module, "__dict__", {}).get("__file__") == filename]
-    notebook = vars(sys.modules["__main__"])
-    named = [value for name in NAME.findall(line) if isinstance(value := notebook.get(name), types.ModuleType)]
-    return own or [*named, *(sys.modules[name] for name in NAME.findall(line) if name in sys.modules)]
+        if match[2] in getattr(sys.modules.get(match[1]), "__dict__", {}):
+            yield f"{match[1]}.{match[2]}"
+    elif match := OF_CLASS.match(summary):
+        classes = (vars(module).get(match[1]) for module in modules if module.__name__ != "__main__")
+        libraries = [cls for cls in classes if isinstance(cls, type) and cls.__module__ != "__main__"]
+        if any(match[2] in vars(base) for cls in libraries for base in cls.__mro__):
+            yield f"{match[1]}.{match[2]}"
+    elif match := ENCODING.match(summary):
+        with contextlib.suppress(LookupError):
+            codecs.lookup(match[1])
+            yield f"the codec {match[1]!r}"
+    elif LOOKED_UP.match(summary) and (frames := FRAME.findall(traceback)):
+        filename, line = frames[-1]
+        # The module of the file; for a cell, the modules that its line names.
+        notebook, names = vars(sys.modules["__main__"]), re.findall(r"[^\W\d]\w*", line)
+        named = [notebook.get(name, sys.modules.get(name)) for name in names]
+        own = [module for module in modules if vars(module).get("__file__") == filename]
+        for module in own or [module for module in named if isinstance(module, types.ModuleType)]:
+            for path, table in _tables(module):
+                yield from (f"{path}[{key!r}]" for key in QUOTED.findall(summary) if dict.__contains__(table, key))
 
 
 def _tables(module: types.ModuleType) -> Iterator[tuple[str, dict[Any, Any]]]:

@@ -37,7 +37,6 @@ from notebook_launcher.travel.random_states import encode_states
 from notebook_launcher.wording import describe_process_limit, rank_list
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from notebook_launcher.engines.engine import Event
@@ -87,7 +86,7 @@ class RunConduct:
             None if scope.is_widget_call else data.plan.config.runs_folder,
             data.launched,
             data.output.warn,
-            origin=_begin_folder(data, hosting),
+            origin=partial(_begin_folder, data, hosting),
         )
         self._hangs = HangWatch(None)
         """Replaced at each attempt, since an attempt begins with nothing known of its ranks."""
@@ -536,18 +535,14 @@ class RunConduct:
         return positions
 
 
-def _begin_folder(data: RunData, hosting: Hosting) -> Callable[[Path], Origin]:
-    """Return the function that begins a run's new folder: its edits go there, and the files of its origin."""
-
-    def begin(folder: Path) -> Origin:
-        data.edits.keep_in(folder)
-        origin = hosting.make_origin()
-        start = data.plan.random
-        if not isinstance(start, int) and data.kind == "run":  # Ranks of a session continue.
-            origin.files[RANDOM] = json.dumps(encode_states(start))
-        return origin
-
-    return begin
+def _begin_folder(data: RunData, hosting: Hosting, folder: Path) -> Origin:
+    """Begin a run's new folder: its edits go there, and the files of its origin."""
+    data.edits.keep_in(folder)
+    origin = hosting.make_origin()
+    start = data.plan.random
+    if not isinstance(start, int) and data.kind == "run":  # Ranks of a session continue.
+        origin.files[RANDOM] = json.dumps(encode_states(start))
+    return origin
 
 
 def _close_unless_shared(ranks: Ranks) -> None:

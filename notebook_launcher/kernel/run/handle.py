@@ -104,7 +104,9 @@ class Run(LiveRunReader):
         if isinstance(fn, RankFunction):  # A call of this package needs no check, which takes 0.1 ms of a cell's 4.
             call = travel.FunctionCall(fn, tuple(args), dict(kwargs or {}), steps)
         else:
-            launcher = _launcher(many_calls=ranks.many_calls, in_cell=in_cell)
+            verb = "run" if in_cell else "launch"
+            single = "notebook_launch(fn, 2" if in_cell else "launch(fn, 2"
+            launcher = f"session.{verb}(fn" if ranks.many_calls else single
             call = checks.check_call(fn, args, kwargs, launcher=launcher, steps=steps)
         if ranks.plan.config.debug:
             check_answers("debug=True", in_cell=in_cell)
@@ -120,8 +122,10 @@ class Run(LiveRunReader):
                     outgoing.pack(start=lambda: ranks.start(call), tell=teller(config))
             hosting = Hosting.of_kernel(call.fn, config, questions, in_cell=in_cell)
             conduct = RunConduct(ranks, outgoing, scope.describe(call, config.name), hosting, over, began)
-            if in_cell and conduct.data.kind == "run" and config.output != "none" and hosting.sink.is_brief:
-                _tell_agent(conduct.data)
+            is_agents = in_cell and conduct.data.kind == "run" and config.output != "none" and hosting.sink.is_brief
+            if is_agents and (news := take_news()) is not None:
+                told = f"{news}No person waits for this cell, and an interrupt stops its run. {_hint(conduct.data)}"
+                conduct.data.output.headline(told)
             conduct.announce()
         except BaseException:
             outgoing.close()
@@ -315,7 +319,8 @@ class Run(LiveRunReader):
             ValueError: The duration or the rate cannot work.
             CallOrderError: The run is over, or ended meanwhile.
         """
-        if not (_is_within(seconds, MAX_SAMPLING) and _is_within(rate, MAX_RATE)):
+        are_numbers = all(isinstance(given, (int, float)) and not isinstance(given, bool) for given in (seconds, rate))
+        if not (are_numbers and 0 < seconds <= MAX_SAMPLING and 0 < rate <= MAX_RATE):
             msg = (
                 f"sample(seconds={seconds!r}, rate={rate!r}): seconds must be a number, more than 0 and up to "
                 f"{MAX_SAMPLING:g}, and rate more than 0 and up to {MAX_RATE:g} per second."
@@ -443,24 +448,6 @@ class Run(LiveRunReader):
         return answer.value
 
 
-def _is_within(value: object, most: float) -> bool:
-    """Return True if a value is a number above 0, up to a limit."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= most
-
-
-def _tell_agent(data: RunData) -> None:
-    """Tell an agent, once, how to launch without keeping its cell busy."""
-    if (news := take_news()) is not None:
-        data.output.headline(f"{news}No person waits for this cell, and an interrupt stops its run. {_hint(data)}")
-
-
 def _hint(data: RunData) -> str:
     call = f"launch({data.scope.name}, {data.plan.num_processes}, ..., detached=True)"
     return f"To return at once, and ask later: run = {call}; then run.wait(20); run.report()"
-
-
-def _launcher(*, many_calls: bool, in_cell: bool) -> str:
-    """Return the beginning of the call that starts such a run, as an error about its arguments shows it."""
-    if many_calls:
-        return "session.run(fn" if in_cell else "session.launch(fn"
-    return "notebook_launch(fn, 2" if in_cell else "launch(fn, 2"

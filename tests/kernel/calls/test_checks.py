@@ -1,11 +1,23 @@
-"""Errors in a function and its arguments that are found before any process starts."""
+"""A call before any process starts: errors that are found, arguments in a few words, a fork of a kernel with CUDA."""
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
+import enum
 import functools
-from typing import Any
+import json
+import os
+import subprocess
+import sys
+import time
+import types
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
+import torch
 
 from notebook_launcher import (
     ConfigError,
@@ -13,8 +25,21 @@ from notebook_launcher import (
     find_executable_batch_size,
     launch,
     notebook_launch,
+    open_run,
+    report,
 )
-from notebook_launcher.kernel.calls.checks import check_call
+from notebook_launcher.drawing.run_picture import static_html, static_text
+from notebook_launcher.history.curves import Curves
+from notebook_launcher.kernel.calls.checks import MAX_ARGUMENTS, check_call, describe_arguments
+from notebook_launcher.widgets import compare
+from notebook_launcher.widgets.monitor.feed import Feed
+from notebook_launcher.wording import MAX_VALUE, describe_value
+from tests.support.compiled_libraries import compile_library, needs_compiler
+from tests.support.drawn_runs import Balanced
+from tests.support.kernels import ROOT
+
+if TYPE_CHECKING:
+    from notebook_launcher import Run
 
 
 def train(lr: float, epochs: int = 1) -> tuple[float, int]:
@@ -138,3 +163,172 @@ def test_error_about_arguments_never_asks_them_for_their_repr() -> None:
         ConfigError, match=r"args=\(\[0, 1, 2, 3, 4, 5, \.\.\.\], Costly\), kwargs=\{'epoch': 2\}: got an"
     ):
         check_call(train, (list(range(10**6)), Costly()), {"epoch": 2}, launcher="notebook_launch(fn, 2")
+
+
+SCRIPT = "<script>'\"\x1b[31m"
+
+
+class Optimizer(enum.Enum):
+    ADAM = "adam"
+
+
+@dataclasses.dataclass
+class Options:
+    lr: float
+    api_key: str
+    weights: Any = None
+
+
+class Broken:
+    def __repr__(self) -> str:
+        raise ValueError
+
+    @property
+    def shape(self) -> Any:
+        raise RuntimeError
+
+
+class Slow:
+    def __repr__(self) -> str:
+        time.sleep(60)
+        return ""
+
+
+class Trainer:
+    def fit(self, lr: float = 0.1) -> None: ...
+
+    @classmethod
+    def make(cls, size: int = 2) -> None: ...
+
+    def __call__(self, steps: int = 3) -> None: ...
+
+
+def train(lr: float = 0.1, *layers: int, name: str = "net", **more: Any) -> float:
+    report(step=1, loss=lr)
+    return lr
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (0.1, "0.1"),
+        (None, "None"),
+        (float("nan"), "nan"),
+        ("a\nb", r"'a\nb'"),
+        ([1, [2, 3], {"a": None}], "[1, [2, 3], {'a': None}]"),
+        (np.float32(2), "np.float32(2.0)"),
+        (torch.bfloat16, "torch.bfloat16"),
+        (torch.zeros(3, 4), "Tensor(3, 4)"),
+        ([torch.zeros(2)], "[Tensor(2,)]"),
+        (np.zeros((2, 3)), "ndarray(2, 3)"),
+        (torch.nn.Linear(2, 2), "Linear"),
+        (Optimizer.ADAM, "Optimizer.ADAM"),
+        (Path("a/b"), "'a/b'"),
+        (Trainer, "Trainer"),
+        (train, "train"),
+        (Options(0.1, "hush", torch.zeros(2)), "Options(lr=0.1, weights=Tensor(2,))"),
+        (argparse.Namespace(lr=0.1, token="hush"), "Namespace(lr=0.1)"),
+        (types.SimpleNamespace(model=Slow()), "SimpleNamespace(model=Slow)"),
+        ({"lr": 0.1, "password": "hush"}, "{'lr': 0.1, ...}"),
+        (b"x" * 10**7, "bytes of 10,000,000"),
+        (set(range(10**6)), "set of 1,000,000"),
+        (dict.fromkeys(range(10**6)), "{0: None, 1: None, 2: None, 3: None, 4: None, 5: None, ...}"),
+        (Broken(), "Broken"),
+        (Slow(), "Slow"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_any_value_is_described_in_few_words(value: Any, words: str) -> None:
+    assert describe_value(value) == words
+
+
+def test_descriptions_are_limited_in_length() -> None:
+    deep: Any = 1
+    for _ in range(100):
+        deep = [deep, "x" * 1000]
+    assert all(len(describe_value(value)) <= MAX_VALUE for value in (deep, "x" * 10**6, [Options(1, "", deep)] * 9))
+    assert len(describe_arguments(train, (), {f"x{number}": 1 for number in range(1000)})) == MAX_ARGUMENTS
+
+
+@pytest.mark.parametrize(
+    ("function", "args", "kwargs", "words"),
+    [
+        (train, (), {}, {"lr": "0.1", "name": "'net'"}),
+        (train, (0.2, 8, 9), {"depth": 3}, {"lr": "0.2", "layers": "(8, 9)", "name": "'net'", "depth": "3"}),
+        (functools.partial(train, 0.3, name="a"), (), {"name": "b"}, {"lr": "0.3", "name": "'b'"}),
+        (functools.partial(functools.partial(train, lr=1), lr=2), (), {}, {"lr": "2", "name": "'net'"}),
+        (train, (), {"api_key": "hush"}, {"lr": "0.1", "name": "'net'"}),
+        (Trainer().fit, (), {}, {"lr": "0.1"}),
+        (Trainer.make, (4,), {}, {"size": "4"}),
+        (Trainer(), (), {}, {"steps": "3"}),
+        (max, (1, 2), {}, {"argument 1": "1", "argument 2": "2"}),  # Written in C, without a signature.
+    ],
+)
+def test_arguments_have_names_and_defaults(function: Any, args: Any, kwargs: Any, words: dict[str, str]) -> None:
+    assert describe_arguments(function, args, kwargs) == words
+
+
+@pytest.fixture(scope="module")
+def runs() -> list[Run]:
+    first = launch(train, 2, kwargs={"name": SCRIPT}, output="none")
+    second = launch(functools.partial(train, lr=0.2), 2, kwargs={"name": SCRIPT}, output="none")
+    return [run for run in (first, second) if run.wait(50)]
+
+
+def test_run_and_its_folder_record_the_arguments(runs: list[Run]) -> None:
+    told = {"lr": "0.2", "name": describe_value(SCRIPT)}
+    assert runs[1].snapshot().arguments == told
+    recorded = open_run(runs[1].id)
+    assert recorded.snapshot().arguments == told
+    assert json.loads((recorded.folder / "config.json").read_bytes())["arguments"] == told
+    assert recorded.config == runs[1].config
+
+
+def test_views_show_the_arguments(runs: list[Run]) -> None:
+    snapshot = runs[1].snapshot()
+    assert Feed(runs[1]).reset()["run"]["arguments"].startswith("lr=0.2, name=")
+    page = static_html(snapshot, Curves())
+    assert "lr=0.2, name='<script>" in Balanced(page).text
+    assert "<script>" not in page
+    assert "\x1b" not in page
+    assert "lr=0.2" in static_text(snapshot)
+
+
+def test_comparison_shows_the_argument_in_which_two_runs_differ(runs: list[Run]) -> None:
+    comparison = compare(*runs)
+    assert comparison.settings == {"arguments.lr": {"A": "0.1", "B": "0.2"}}
+    assert "arguments.lr" in repr(comparison)
+    assert "<script>" not in comparison._repr_html_()
+
+
+# CUDA's driver as its documentation has it: a child of a process that has initialised it is refused.
+DRIVER = r"""
+#include <unistd.h>
+static int owner = 0;
+int cuInit(unsigned flags) { if (!owner) owner = getpid(); return owner == getpid() ? 0 : 3; }
+"""
+FORKS = """
+import ctypes, dataclasses, torch
+from notebook_launcher import ConfigError, LaunchConfig
+from notebook_launcher.kernel.calls import checks
+from notebook_launcher.kernel.plan import make_plan
+plan = dataclasses.replace(make_plan(LaunchConfig(start_method="fork", threads_per_process=1)), gpus=(0,))
+print(checks.adapt(plan) is plan)
+driver = ctypes.CDLL("libcuda.so.1")
+print(checks.adapt(plan) is plan)
+driver.cuInit(0)  # as CuPy or JAX would
+try:
+    checks.adapt(plan)
+except ConfigError as error:
+    print(error)
+"""
+
+
+@needs_compiler
+def test_fork_of_a_kernel_in_which_any_library_initialised_cuda_is_refused(tmp_path: Path) -> None:
+    compile_library(tmp_path, "libcuda.so.1", DRIVER)
+    env = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", FORKS], env=env, capture_output=True, text=True, check=True)
+    clean, loaded, refusal = done.stdout.splitlines()
+    assert (clean, loaded) == ("True", "True")
+    assert refusal.startswith("start_method='fork' with GPUs: this kernel has touched CUDA")

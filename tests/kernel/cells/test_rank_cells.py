@@ -92,14 +92,6 @@ def test_pushed_variable_that_cannot_travel_is_named(notebook: Kernel) -> None:
     assert "`deep['a'][0]` is a _thread.lock" in (notebook.execute("%%ranks --push deep\n1").error or "")
 
 
-def test_value_that_cannot_travel_costs_that_value_alone(notebook: Kernel) -> None:
-    outcome = run_cell(notebook, "bad = session.execute('import threading\\nthreading.Lock() if rank else 7')\nbad[0]")
-    assert outcome.result == "7"
-    assert "rank 1: the return value cannot travel: `result` is a _thread.lock" in outcome.stderr
-    outcome = notebook.execute("bad[1]")
-    assert (outcome.error or "").startswith("ReturnValueError: rank 1: the return value cannot travel")
-
-
 def test_traceback_shows_the_lines_of_the_notebooks_cell(notebook: Kernel) -> None:
     outcome = notebook.execute("%%ranks 1\n\nvalue = 0\n1 / value")
     assert outcome.error == "ZeroDivisionError: division by zero"

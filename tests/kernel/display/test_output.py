@@ -1,22 +1,34 @@
-"""Output of ranks in a cell, in a real kernel with real ranks."""
+"""What ranks write, show and ask, in the cell that launched and in a terminal, and the picture at the end of a run."""
 
 from __future__ import annotations
 
 import ast
+import contextlib
+import io
 import json
+import os
+import pty
 import re
+import subprocess
+import sys
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from notebook_launcher.kernel.display.questions import Question, Questions, ask
+from notebook_launcher.kernel.display.sink import make_sink
+from notebook_launcher.kernel.latch import Latch
+from notebook_launcher.messaging.messages import InputRequest
 from tests.support.first_cell import DEFINITIONS
+from tests.support.kernels import ROOT
 from tests.support.warm_kernels import evaluate
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.support.kernels import Kernel
+    from tests.support.kernels import Kernel, Outcome
+
 
 KERNEL_CODE = DEFINITIONS + "def rank(): return int(os.environ['RANK'])"
 
@@ -83,13 +95,6 @@ def test_output_of_c_code_and_children_arrives(kernel: Kernel) -> None:
     for source in ("C", "a child"):
         assert re.search(rf"\[ranks 0,1\] from {source}\n|\[rank 0\] from {source}\n", outcome.stdout)
     assert outcome.stderr.count("to stderr") >= 2
-
-
-def test_run_prints_a_first_and_a_last_line(kernel: Kernel) -> None:
-    outcome = kernel.execute("def train(): pass\nnotebook_launch(train, 2, seed=7, monitor=False)")
-    first, last = outcome.stdout.splitlines()
-    assert re.fullmatch(r"train: 2 CPU ranks, gloo, \d threads? each, .*, seed 7", first)
-    assert re.fullmatch(r"train: done in [\d.]+ m?s", last)
 
 
 def shown_at_last(kernel: Kernel, code: str) -> list[str]:
@@ -310,3 +315,221 @@ def test_matplotlib_backends_show_figures_of_ranks(module_kernel: Kernel, tmp_pa
     assert len(outcome.displays) == 1
     assert "image/png" in outcome.displays[0]["data"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0.png", "1.png"]
+
+
+def run_seen(kernel: Kernel, code: str, *, has_audience: bool) -> Outcome:
+    return kernel.wait(kernel.start(code, allow_stdin=has_audience))
+
+
+def outputs(outcome: Outcome) -> list[tuple[str, Any]]:
+    """Return what the cell holds in the end, without outputs that take no room: text, or a bundle."""
+    kept: list[tuple[str, Any]] = []
+    updated = {content["transient"]["display_id"]: content["data"] for content in outcome.updates}
+    for message in outcome.messages:
+        content = message["content"]
+        if message["msg_type"] == "stream":
+            kept.append(("text", content["text"]))
+        elif message["msg_type"] == "display_data":
+            data = updated.get(content["transient"].get("display_id"), content["data"])
+            kept += [("picture", data)] if data.get("text/plain") else []
+    return kept
+
+
+@pytest.mark.parametrize("has_audience", [True, False], ids=["in a front end", "in a program"])
+def test_short_run_leaves_one_line_that_opens_to_its_record_after_what_was_printed(
+    module_kernel: Kernel, *, has_audience: bool
+) -> None:
+    code = (
+        "def train():\n"
+        "    if rank() == 0: print('first')\n"
+        "    time.sleep(1.3)\n"
+        "    if rank() == 0: print('last')\n"
+        "notebook_launch(train, 2)"
+    )
+    outcome = run_seen(module_kernel, code, has_audience=has_audience)
+    *texts, (kind, picture) = outputs(outcome)
+    assert {kind for kind, _ in texts} == {"text"}
+    assert "".join(text for _, text in texts).splitlines()[1:] == ["[rank 0] first", "[rank 0] last"]
+    assert kind == "picture"
+    assert picture["text/plain"].startswith("train: done in ")
+    assert "\n" not in picture["text/plain"]
+    assert picture["text/html"].startswith("<details")
+    assert f">{picture['text/plain']}</summary>" in picture["text/html"]
+    assert outcome.result == "Results of 2 ranks: all returned None"
+
+
+def test_interrupt_while_the_monitor_is_made_stops_the_run_and_leaves_one_picture(module_kernel: Kernel) -> None:
+    code = (
+        "import ipywidgets, signal\n"
+        "made = []\n"
+        "def press(widget):\n"
+        "    if type(widget).__name__ == 'Monitor':\n"
+        "        made.append(1); os.kill(os.getpid(), signal.SIGINT)\n"
+        "ipywidgets.Widget.on_widget_constructed(press)\n"
+        "try:\n"
+        "    notebook_launch(time.sleep, 2, args=(60,))\n"
+        "finally:\n"
+        "    ipywidgets.Widget.on_widget_constructed(None)"
+    )
+    outcome = run_seen(module_kernel, code, has_audience=True)
+    assert outcome.error == "KeyboardInterrupt: sleep was stopped"
+    assert [kind for kind, _ in outputs(outcome) if kind == "picture"] == ["picture"]
+    assert module_kernel.execute("len(made)").result == "1"
+    assert module_kernel.execute("del made, press, ipywidgets").error is None
+
+
+def test_run_with_curves_leaves_them_after_what_was_printed(module_kernel: Kernel) -> None:
+    code = (
+        "def train():\n"
+        "    for i in range(13): time.sleep(0.1); report(loss=i)\n"
+        "    print('last')\n"
+        "results = notebook_launch(train, 2)"
+    )
+    text, (_, tables), (_, drawing) = outputs(run_seen(module_kernel, code, has_audience=True))[-3:]
+    assert text == ("text", "[ranks 0,1] last\n")
+    assert tables["text/plain"].startswith("train on 2 ranks: done, ")
+    assert not tables["text/html"].startswith("<details")
+    assert "image/svg+xml" in drawing
+
+
+def test_failure_that_a_cell_raises_is_shown_once_in_a_folded_picture(module_kernel: Kernel) -> None:
+    code = (
+        "def train():\n"
+        "    for i in range(13): time.sleep(0.1); report(loss=i)\n"
+        "    if rank() == 1: raise ValueError('boom ' + 'at last')\n"
+        "    time.sleep(60)\n"
+        "notebook_launch(train, 2)"
+    )
+    outcome = run_seen(module_kernel, code, has_audience=True)
+    _, picture = outputs(outcome)[-1]
+    assert picture["text/plain"].startswith("train: failed after ")
+    assert picture["text/plain"].endswith(" on rank 1")
+    page = picture["text/html"]
+    assert page.startswith("<details")
+    assert "Traceback" not in page
+    assert page.index("caused by rank 1") > page.index("ValueError: boom at last")
+    assert outcome.traceback.count("boom at last") == 1
+
+
+def test_failure_that_no_cell_raises_is_shown_in_full_by_its_picture(module_kernel: Kernel) -> None:
+    code = (
+        "def train():\n"
+        "    time.sleep(1.3)\n"
+        "    if rank() == 1: raise ValueError('boom ' + 'alone')\n"
+        "    time.sleep(60)\n"
+        "run = launch(train, 2)"
+    )
+    cell = module_kernel.start(code, allow_stdin=False)
+    outcome = module_kernel.wait(cell, until=lambda outcome: "boom alone" in str(outputs(outcome)))
+    _, picture = outputs(outcome)[-1]
+    assert "\n    ValueError: boom alone\n" in picture["text/plain"]
+    assert "boom alone" not in outcome.stdout
+    assert module_kernel.execute("del run").error is None
+
+
+MAKE = "from notebook_launcher.kernel.display.sink import *\nsink = make_sink()\n"
+
+
+def test_text_comes_after_the_cells_own_output(kernel):
+    outcome = kernel.execute("print('before')\n" + MAKE + "sink.text('stdout', 'after\\n'); sink.close()\nprint('end')")
+    assert outcome.stdout == "before\nafter\nend\n"
+
+
+def test_live_area_is_one_display_that_is_emptied_at_the_end(kernel):
+    outcome = kernel.execute(MAKE + "for text in ('1 %', '2 %', '2 %'): sink.status(text)\nsink.close(); sink.close()")
+    (display,) = outcome.displays
+    assert display["data"] == {"text/plain": "1 %"}
+    assert [update["data"]["text/plain"] for update in outcome.updates] == ["2 %", ""]
+    assert {update["transient"]["display_id"] for update in outcome.updates} == {display["transient"]["display_id"]}
+
+
+def test_live_area_is_sent_again_after_clear_output(kernel):
+    outcome = kernel.execute(MAKE + "sink.status('1 %'); sink.clear_output(wait=True); sink.status('1 %')")
+    assert outcome.of("clear_output") == [{"wait": True}]
+    first, second = outcome.displays
+    assert first["transient"] != second["transient"]
+
+
+def test_display_is_updated_by_its_id(kernel):
+    outcome = kernel.execute(
+        MAKE
+        + "sink.display({'text/plain': 'a'}, {'m': 1}, {'display_id': 'x'})\n"
+        + "sink.display({'text/plain': 'b'}, transient={'display_id': 'x'}, update=True)\n"
+        + "sink.html('<b>t</b>', 't')"
+    )
+    first = {"data": {"text/plain": "a"}, "metadata": {"m": 1}, "transient": {"display_id": "x"}}
+    assert outcome.displays[0] == first
+    assert outcome.updates[0]["data"] == {"text/plain": "b"}
+    assert outcome.displays[1]["data"] == {"text/html": "<b>t</b>", "text/plain": "t"}
+
+
+def test_ask_explains_that_standard_input_has_ended(monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.StringIO(""))
+    with pytest.raises(EOFError, match=r"no answer to 'name\? ': standard input has ended\. Pass the value"):
+        ask("name? ")
+    with pytest.raises(EOFError, match=r"has ended\. Switch breakpoints off with env="):
+        ask("(rank 1 pdb) ")
+
+
+def test_broken_versions_of_ipykernel_give_a_warning(kernel):
+    outcome = kernel.execute(
+        "import ipykernel, warnings\nversion, ipykernel.__version__ = ipykernel.__version__, '7.0.1'\n"
+        "with warnings.catch_warnings(record=True) as caught:\n"
+        "    warnings.simplefilter('always')\n    from notebook_launcher.kernel.display.sink import make_sink\n"
+        "    make_sink()\nipykernel.__version__ = version\nstr(caught[0].message)"
+    )
+    assert "ipykernel 7.0.1 cannot show rich output that comes from a thread" in outcome.result
+
+
+def test_plain_python_writes_lines_and_no_live_area():
+    sink = make_sink()
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
+        sink.status("10 %")
+        sink.text("stdout", "o\n")
+        sink.text("stderr", "e\n")
+        sink.display({"text/plain": "Figure"})
+        sink.html("<b>t</b>", "t")
+        sink.clear_output()
+        sink.close()
+    assert (out.getvalue(), err.getvalue()) == ("o\nFigure\nt\n", "e\n")
+
+
+def test_terminal_has_the_live_line_below_the_text():
+    program = MAKE + "sink.status('10 %\\n20 %'); sink.text('stdout', 'line\\n'); sink.close(); print('end')"
+    ours, theirs = pty.openpty()
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "40"}
+    with open(ours, "rb", buffering=0) as terminal:
+        subprocess.run([sys.executable, "-c", program], stdout=theirs, env=env, check=True)
+        os.close(theirs)
+        written = b""
+        with contextlib.suppress(OSError):  # EIO: the other end of a terminal was closed
+            while data := terminal.read(1000):
+                written += data
+    start = "\r\x1b[K"
+    assert written.decode() == f"{start}10 % | 20 %{start}line\r\n{start}10 % | 20 %{start}end\r\n"
+
+
+def test_questions_that_wait_at_an_interrupt_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    over: Latch[None] = Latch()
+    questions = Questions(over)
+    for rank in range(2):
+        questions.put(Question(rank, InputRequest(prompt=f"[rank {rank}] name? ", password=False, number=1), 0))
+    asked: list[str] = []
+
+    def interrupt(prompt: str) -> str:
+        asked.append(prompt)
+        raise KeyboardInterrupt
+
+    looks: list[None] = []
+
+    def end_at_third_look() -> float:
+        looks.append(None)
+        if len(looks) == 3:
+            over.set(None)
+        return 0.001
+
+    monkeypatch.setattr("builtins.input", interrupt)
+    stops: list[bool] = []
+    assert questions.answer_all(lambda: None, lambda _: None, stops.append, end_at_third_look)
+    assert asked == ["[rank 0] name? "]
+    assert stops == [False]

@@ -1,1 +1,0 @@
-"""Tests of rates and meters of a run."""
