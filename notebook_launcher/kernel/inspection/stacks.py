@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 ENTRY = (str(PACKAGE_FOLDER / "processes" / "rank" / "rank.py"), "run_rank")
 """File and function of a rank's outermost frame; frames outside belong to the process that the rank was forked from."""
+GENERATED = "<string>"
 LIBRARIES = re.compile(r"/(site|dist)-packages/|/lib/python3\.\d+/|^<frozen ")
 THREAD = re.compile(r"^(?:Current thread|Thread) 0x(?P<ident>[0-9a-f]+)(?: \[(?P<name>.*)\])? ")
 FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<function>.*)$')
@@ -92,8 +93,14 @@ class ThreadStack:
 
     @property
     def user_frames(self) -> tuple[StackFrame, ...]:
-        """The frames of the user's own code, without generated code, whose lines are unknown."""
-        return tuple(frame for frame in self.frames if frame.line and not frame.is_library)
+        """The frames of the user's own code, without code that libraries generate, whose lines nobody can see."""
+        own, in_library = [], False
+        for frame in reversed(self.frames):
+            # A program of `python -c` is `<string>`, too, and no library has called it.
+            in_library = frame.is_library or (in_library and frame.file == GENERATED)
+            if frame.line and not in_library:
+                own.append(frame)
+        return tuple(reversed(own))
 
     @property
     def waiting_in(self) -> str | None:

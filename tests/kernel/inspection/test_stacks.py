@@ -166,6 +166,19 @@ def test_frames_of_the_package_and_of_the_parent_process_are_dropped():
     assert main(stack).name == "python"
 
 
+def test_code_that_the_compiler_generates_is_not_the_users_line():
+    compiling = [
+        ("<string>", 2, "guard"),
+        ("/x/site-packages/torch/_dynamo/guards.py", 9, "compile"),
+        ("<string>", 7, "__init__"),
+        ("/x/site-packages/torch/_dynamo/convert_frame.py", 9, "compile"),
+    ]
+    for user in ("/home/u/train.py", "<string>"):  # A file, and `python -c`.
+        stack = parse_stacks(0, text_dump(*compiling, (user, 7, "train"), (user, 9, "<module>")))
+        assert [frame.function for frame in main(stack).user_frames] == ["train", "<module>"]
+        assert (here(stack).place, main(stack).is_compiling) == (f"{user}, line 7", True)
+
+
 def test_idle_and_silent_ranks_are_named():
     idle = parse_stacks(0, text_dump((str(rank.__file__), 9, "run_rank")))
     assert Stacks([idle, RankStack(1, ())]).verdict == (
