@@ -221,13 +221,10 @@ class Session(SessionCells):
     def _end(self) -> None:
         if not self._claim.acquire(blocking=False):
             return  # A `close` that was interrupted has already begun this.
-        try:
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._ended.set)
+            stack.callback(self._magic.remove)
             self._runs.end()
-        finally:
-            try:
-                self._magic.remove()
-            finally:
-                self._ended.set()
 
     def _start(self, fn: Any, args: Any, kwargs: Any, *, in_cell: bool, scope: CallScope = EVERYWHERE) -> Run:
         with self._exclusively():

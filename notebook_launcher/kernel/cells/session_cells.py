@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import html
 import itertools
 import keyword
 import re
@@ -16,6 +15,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from notebook_launcher.drawing.reported import rank_tabs
+from notebook_launcher.drawing.tables import Column, table_html, table_text
 from notebook_launcher.errors import CallOrderError, CaptureError, ConfigError, check_rank
 from notebook_launcher.ipython_shell import running_shell
 from notebook_launcher.kernel.calls.call_scope import CallScope
@@ -232,18 +232,13 @@ class SessionCells(ABC):
         """Return the name and the ranks of a key; raises `ConfigError` for a key of several names."""
         if not isinstance(key, tuple):
             return key, None
-        try:
-            name, ranks = key
-            selected_ranks(ranks, self.num_processes)
-        except (ConfigError, ValueError):
-            if not all(isinstance(item, str) and item.isidentifier() for item in key):
-                raise
+        if len(key) > 2 or (isinstance(key[1], str) and key[1].isidentifier() and key[1] != "all"):
             names = ", ".join(map(repr, key))
             raise ConfigError(
                 f"session[{names}]: the second item of the key selects ranks, as in session[{key[0]!r}, 0]. "
                 f"session.pull({names}) returns several values."
-            ) from None
-        return name, ranks
+            )
+        return key
 
     def who(self) -> RankVariables:
         """Return a table of the ranks' variables: names, types, shapes, and which differ between ranks.
@@ -337,9 +332,6 @@ def _checked_names(values: Mapping[str, Any]) -> dict[str, Any]:
 # The variables of the ranks' `__main__`, side by side: names, types, shapes, and which differ between ranks.
 
 
-COLUMNS = ("name", "type", "value", "on the ranks")
-
-
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RankVariable:
     """One name, as all ranks have it."""
@@ -383,23 +375,20 @@ class RankVariables:
     def __repr__(self) -> str:
         if not self._rows:
             return f"No variables on {plural(self._num_ranks, 'rank')}"
-        table = [COLUMNS, *(_cells(row) for row in self)]
-        widths = [max(len(line[at]) for line in table) for at in range(len(COLUMNS))]
-        lines = ("  ".join(map(str.ljust, line, widths)).rstrip() for line in table)
-        return bounded("\n".join(lines), "list(variables) has all")
+        return bounded("\n".join(table_text(self._columns())), "list(variables) has all")
 
     def _repr_html_(self) -> str:
-        head = "".join(f"<th>{name}</th>" for name in COLUMNS)
-        body = "".join(
-            "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in _cells(row)) + "</tr>" for row in self
-        )
         caption = f"{plural(len(self), 'variable')} on {plural(self._num_ranks, 'rank')}"
-        return f"<table><caption>{caption}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        return table_html(self._columns(), caption=caption, more="more variables")
 
-
-def _cells(row: RankVariable) -> tuple[str, ...]:
-    words = {"missing": f"only {rank_list(row.ranks)}", "unknown": "not compared"}
-    return row.name, row.type_name, row.value, words.get(row.state, row.state)
+    def _columns(self) -> list[Column]:
+        words = {row.name: {"missing": f"only {rank_list(row.ranks)}", "unknown": "not compared"} for row in self}
+        return [
+            Column("name", [row.name for row in self]),
+            Column("type", [row.type_name for row in self]),
+            Column("value", [row.value for row in self]),
+            Column("on the ranks", [words[row.name].get(row.state, row.state) for row in self]),
+        ]
 
 
 def _merged(name: str, by_rank: Mapping[int, Mapping[str, Variable]]) -> RankVariable:

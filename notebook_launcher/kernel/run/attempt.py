@@ -182,12 +182,12 @@ class Attempt:
         outcome.pid = self.tree.pids.get(outcome.rank) if outcome.exited is None else outcome.exited.pid
         self.state.replace(outcome)
         if stopping is not None:
-            self._leave_in(self._stop_grace)
+            self._leave_at = self._earlier(self._leave_at, self._stop_grace)
         elif outcome.failed:
-            self._fail_in(VICTIM_GRACE if _is_victim(outcome) else SURE_GRACE)
+            self._fail_at = self._earlier(self._fail_at, VICTIM_GRACE if _is_victim(outcome) else SURE_GRACE)
         elif not (self.tree.setup.many_calls or "nccl" in (self.tree.setup.backend or "")):
             # Not with NCCL: collectives that the rank has begun may still be running on its GPU.
-            self._leave_in(RETURN_GRACE)
+            self._leave_at = self._earlier(self._leave_at, RETURN_GRACE)
 
     @property
     def _stopping_since(self) -> float | None:
@@ -225,19 +225,13 @@ class Attempt:
     def _climb_onto(self, ladder: Ladder) -> None:
         self.ladder = ladder
         if self.state.outcomes:
-            self._leave_in(self._stop_grace)
+            self._leave_at = self._earlier(self._leave_at, self._stop_grace)
         self._send_signal()
 
-    def _leave_in(self, seconds: float) -> None:
-        """Schedule that ranks that have ended the call leave the process group, unless all have ended it by then.
-
-        Peers that wait for such a rank in a collective then get an error instead of waiting.
-        """
-        self._leave_at = _earlier(self._leave_at, self._clock() + seconds)
-
-    def _fail_in(self, seconds: float) -> None:
-        """Schedule that the other ranks are stopped, so that they can report failures of their own until then."""
-        self._fail_at = _earlier(self._fail_at, self._clock() + seconds)
+    def _earlier(self, known: float | None, seconds: float) -> float:
+        """Return the time in so many seconds, or the known one if it is earlier."""
+        at = self._clock() + seconds
+        return at if known is None else min(known, at)
 
     def _send_signal(self) -> None:
         assert self.ladder is not None
@@ -286,7 +280,9 @@ class Attempt:
         self._leave_if_due(now)
         self._give_up_if_due(now)
         if self.ladder is not None:
-            self._climb_if_due(now, self.ladder)
+            if now >= self.ladder.deadline:
+                self.ladder.climb(now)
+                self._send_signal()
         elif not self._stop_if_failed(now, before_stop):
             self._stop_if_over_limit(now, before_stop)
 
@@ -309,11 +305,6 @@ class Attempt:
             self.gave_up = True
             self.gives_up_at = now + LAST_BUDGET
             self.tree.kill_supervisor()
-
-    def _climb_if_due(self, now: float, ladder: Ladder) -> None:
-        if now >= ladder.deadline:
-            ladder.climb(now)
-            self._send_signal()
 
     def _stop_if_failed(self, now: float, before_stop: Callable[[], Any]) -> bool:
         """Stop the ranks once the grace period of a failure is over; return True if that is done here."""
@@ -339,10 +330,6 @@ class Attempt:
         if self.ladder is None:
             return None if self.requests.stop_asked_at is None else Rung.ASK
         return self.ladder.rung
-
-
-def _earlier(known: float | None, at: float) -> float:
-    return at if known is None else min(known, at)
 
 
 def _is_victim(outcome: RankOutcome) -> bool:

@@ -203,7 +203,7 @@ class Trainer:
     def __call__(self, steps: int = 3) -> None: ...
 
 
-def train(lr: float = 0.1, *layers: int, name: str = "net", **more: Any) -> float:
+def learn(lr: float = 0.1, *layers: int, name: str = "net", **more: Any) -> float:
     report(step=1, loss=lr)
     return lr
 
@@ -225,7 +225,7 @@ def train(lr: float = 0.1, *layers: int, name: str = "net", **more: Any) -> floa
         (Optimizer.ADAM, "Optimizer.ADAM"),
         (Path("a/b"), "'a/b'"),
         (Trainer, "Trainer"),
-        (train, "train"),
+        (learn, "learn"),
         (Options(0.1, "hush", torch.zeros(2)), "Options(lr=0.1, weights=Tensor(2,))"),
         (argparse.Namespace(lr=0.1, token="hush"), "Namespace(lr=0.1)"),
         (types.SimpleNamespace(model=Slow()), "SimpleNamespace(model=Slow)"),
@@ -247,17 +247,17 @@ def test_descriptions_are_limited_in_length() -> None:
     for _ in range(100):
         deep = [deep, "x" * 1000]
     assert all(len(describe_value(value)) <= MAX_VALUE for value in (deep, "x" * 10**6, [Options(1, "", deep)] * 9))
-    assert len(describe_arguments(train, (), {f"x{number}": 1 for number in range(1000)})) == MAX_ARGUMENTS
+    assert len(describe_arguments(learn, (), {f"x{number}": 1 for number in range(1000)})) == MAX_ARGUMENTS
 
 
 @pytest.mark.parametrize(
     ("function", "args", "kwargs", "words"),
     [
-        (train, (), {}, {"lr": "0.1", "name": "'net'"}),
-        (train, (0.2, 8, 9), {"depth": 3}, {"lr": "0.2", "layers": "(8, 9)", "name": "'net'", "depth": "3"}),
-        (functools.partial(train, 0.3, name="a"), (), {"name": "b"}, {"lr": "0.3", "name": "'b'"}),
-        (functools.partial(functools.partial(train, lr=1), lr=2), (), {}, {"lr": "2", "name": "'net'"}),
-        (train, (), {"api_key": "hush"}, {"lr": "0.1", "name": "'net'"}),
+        (learn, (), {}, {"lr": "0.1", "name": "'net'"}),
+        (learn, (0.2, 8, 9), {"depth": 3}, {"lr": "0.2", "layers": "(8, 9)", "name": "'net'", "depth": "3"}),
+        (functools.partial(learn, 0.3, name="a"), (), {"name": "b"}, {"lr": "0.3", "name": "'b'"}),
+        (functools.partial(functools.partial(learn, lr=1), lr=2), (), {}, {"lr": "2", "name": "'net'"}),
+        (learn, (), {"api_key": "hush"}, {"lr": "0.1", "name": "'net'"}),
         (Trainer().fit, (), {}, {"lr": "0.1"}),
         (Trainer.make, (4,), {}, {"size": "4"}),
         (Trainer(), (), {}, {"steps": "3"}),
@@ -270,8 +270,8 @@ def test_arguments_have_names_and_defaults(function: Any, args: Any, kwargs: Any
 
 @pytest.fixture(scope="module")
 def runs() -> list[Run]:
-    first = launch(train, 2, kwargs={"name": SCRIPT}, output="none")
-    second = launch(functools.partial(train, lr=0.2), 2, kwargs={"name": SCRIPT}, output="none")
+    first = launch(learn, 2, kwargs={"name": SCRIPT}, output="none")
+    second = launch(functools.partial(learn, lr=0.2), 2, kwargs={"name": SCRIPT}, output="none")
     return [run for run in (first, second) if run.wait(50)]
 
 
