@@ -48,7 +48,7 @@ class RunOutput(ShownOutput):
     ) -> None:
         super().__init__(sink, config)
         self._num_processes = num_processes
-        self._console = Console(
+        self.console = Console(
             num_processes,
             config.output,
             kept_in=kept_in if self.sink.is_cell else None,
@@ -56,9 +56,9 @@ class RunOutput(ShownOutput):
             is_brief=self.sink.is_brief,
         )
         """Turns the ranks' text into messages for the sink."""
-        self.logs = self._console.logs
+        self.logs = self.console.logs
         """By rank: its whole output; any thread may read it."""
-        self.order = self._console.order
+        self.order = self.console.order
         """The order in which the newest output of all ranks arrived."""
         self._displays = displays
         """Decides about rich output in place of `config.display`."""
@@ -73,10 +73,6 @@ class RunOutput(ShownOutput):
             return wanted
         return {"all": tuple(range(self._num_processes)), "rank0": (0,), "none": ()}[self._display]
 
-    def place_ranks(self, nodes: Sequence[str]) -> None:
-        """Label the lines of ranks with the names of these machines from now on."""
-        self._console.nodes = tuple(nodes)
-
     @property
     def has_text(self) -> bool:
         """True once any rank has written something."""
@@ -86,17 +82,9 @@ class RunOutput(ShownOutput):
         """Return the last lines of a rank's output."""
         return self.logs[rank].tail(num_lines)
 
-    def feed(self, output: Output) -> None:
-        """Add bytes that a rank wrote."""
-        self._console.feed(output.rank, output.stream, output.data)
-
-    def show_rank(self, rank: int) -> None:
-        """Show a rank's lines from now on, whatever the option `output` is."""
-        self._console.show_rank(rank)
-
     def notice(self, text: str, stream: Stream = "stdout") -> None:
         """Add one line of the launcher's own."""
-        self._console.notice(text, stream)
+        self.console.notice(text, stream)
 
     def warn(self, text: str) -> None:
         """Publish one line of the launcher's own on standard error, at once."""
@@ -106,16 +94,16 @@ class RunOutput(ShownOutput):
     def headline(self, text: str) -> None:
         """Add one of the run's first or last lines, unless output is off."""
         if self.has_headlines:
-            self._console.notice(text)
+            self.console.notice(text)
 
     def first_lines(self, text: str) -> None:
         """Add the run's first lines, unless output is off or the launch before, in the same cell, had the same."""
         if self.has_headlines and not is_repeated(self.sink.message, text):
-            self._console.notice(text)
+            self.console.notice(text)
 
     def end(self, text: str) -> None:
         """Show the rest of the ranks' output, including unfinished lines, and then the run's last line."""
-        self._console.finish()
+        self.console.finish()
         if text and time.monotonic() < self.picture_from:
             self.headline(text)
         elif self.has_headlines:
@@ -124,7 +112,7 @@ class RunOutput(ShownOutput):
 
     def progress(self, text: str) -> None:
         """Show the progress of the run in one line that is updated in place."""
-        self._console.progress(text if self.shows_progress else "")
+        self.console.progress(text if self.shows_progress else "")
 
     def show(self, rank: int, record: messages.Display | messages.ClearOutput) -> None:
         """Show rich output, if the rank's rich output is shown at all."""
@@ -136,17 +124,17 @@ class RunOutput(ShownOutput):
         with contextlib.suppress(Exception):
             if isinstance(record, messages.ClearOutput):
                 self.sink.clear_output(wait=record.wait)
-                self._console.clear()
+                self.console.clear()
             else:
                 self.sink.display(record.data, record.metadata, record.transient, update=record.update)
 
     def next_due(self, now: float) -> float | None:
         """Return the seconds until there is something to publish; None: nothing waits."""
-        return self._console.next_due(now)
+        return self.console.next_due(now)
 
     def publish(self, *, force: bool = False) -> None:
         """Publish the text that is due; with `force` all text."""
-        for message in self._console.take(time.monotonic(), force=force):
+        for message in self.console.take(time.monotonic(), force=force):
             # A closed pipe or file must not fail the run; the logs have the whole output.
             with contextlib.suppress(Exception):
                 match message:
@@ -159,12 +147,12 @@ class RunOutput(ShownOutput):
         """Show text that the ranks write after the run is over, while their session ends."""
         for event in events:
             if isinstance(event, Output):
-                self.feed(event)
+                self.console.feed(event.rank, event.stream, event.data)
         self.close()
 
     def close(self) -> None:
         """Publish all text and remove the live area; later output is still accepted."""
-        self._console.finish()
+        self.console.finish()
         self.publish(force=True)
         self.sink.close()
 

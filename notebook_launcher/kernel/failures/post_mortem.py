@@ -160,7 +160,7 @@ class PostMortem:
         """Carry out an event; return False if the debugger has ended."""
         match event:
             case Output(rank) if rank == self._rank:
-                self._output.feed(event._replace(rank=0))
+                self._output.console.feed(0, event.stream, event.data)
             case Output():
                 self._data.output.show_late_output([event])
             case FromRank(rank, messages.InputRequest() as request, _) if rank == self._rank:

@@ -25,7 +25,6 @@ from notebook_launcher.kernel.run.ladder import (
     USER_BUDGETS,
     Ladder,
     Rung,
-    TimeLimits,
 )
 from notebook_launcher.messaging import messages
 
@@ -80,7 +79,13 @@ class Attempt:
         """Time at which what has not ended of the ranks, and then of their supervisors, is given up."""
         self.went_idle = False
         """True if the run exceeded `LaunchConfig.idle_timeout`."""
-        self._limits = TimeLimits(deadline, idle_timeout, clock)
+        self.limit = math.inf if deadline is None else deadline
+        """Time at which the run has taken too long; infinity: never."""
+        self._idle_timeout = math.inf if idle_timeout is None else idle_timeout
+        self._active_at = clock()
+        """Time at which a rank last sent something."""
+        self._held_at: float | None = None
+        """Time since which the clock of the time limit stands still; None while it runs."""
         self._clock = clock
         self._call = call
         self._fds = fds
@@ -107,11 +112,6 @@ class Attempt:
     def call_id(self) -> int:
         """The number of the call."""
         return self._call.call_id
-
-    @property
-    def limit(self) -> float:
-        """Time of the time limit; infinity: there is none."""
-        return self._limits.deadline
 
     @property
     def settled(self) -> bool:
@@ -174,7 +174,7 @@ class Attempt:
 
     def note_activity(self) -> None:
         """Record that a rank sent something just now."""
-        self._limits.note_activity()
+        self._active_at = self._clock()
 
     def _note_outcome(self, outcome: RankOutcome) -> None:
         stopping = self._stopping_since
@@ -251,17 +251,23 @@ class Attempt:
 
     def hold_clock(self) -> None:
         """Stop the clock of the time limit until `release_clock`; idempotent."""
-        self._limits.hold()
+        if self._held_at is None:
+            self._held_at = self._clock()
 
     def release_clock(self) -> None:
         """Let the clock of the time limit run on, unless a debugger or a pause still holds all ranks; idempotent."""
-        if self.state.debugged is None and self.requests.paused_after is None:
-            self._limits.release()
+        if self._held_at is not None and self.state.debugged is None and self.requests.paused_after is None:
+            self.limit += self._clock() - self._held_at
+            self._held_at = None
 
     @property
-    def _has_begun(self) -> bool:
-        """True once a rank runs the function."""
-        return bool(self.state.started)
+    def _idle_at(self) -> float:
+        """Time at which the run counts as idle: not before a rank runs the function, since the start may take long."""
+        return self._active_at + self._idle_timeout if self.state.started else math.inf
+
+    @property
+    def _next_limit(self) -> float:
+        return min(self._idle_at, self.limit if self._held_at is None else math.inf)
 
     def next_deadline(self) -> float | None:
         """Return the time at which `act` has something to do; None if it has nothing to do."""
@@ -270,7 +276,7 @@ class Attempt:
         if self.state.debugged is None:
             moments.append(self._leave_at)
         if self.ladder is None:
-            moments.append(self._limits.next_at(has_begun=self._has_begun))
+            moments.append(self._next_limit)
         known = [moment for moment in moments if moment is not None and math.isfinite(moment)]
         return min(known, default=None)
 
@@ -313,13 +319,13 @@ class Attempt:
         if all(_is_victim(outcome) for outcome in self.state.failures):
             before_stop()
         self._climb_onto(Ladder.start(self._clock(), FAILURE_BUDGETS))
-        self._give_up_by(min(now + FAILED_BUDGET, max(now, self._limits.deadline) + STOP_BUDGET))
+        self._give_up_by(min(now + FAILED_BUDGET, max(now, self.limit) + STOP_BUDGET))
         return True
 
     def _stop_if_over_limit(self, now: float, before_stop: Callable[[], Any]) -> None:
-        if now < self._limits.next_at(has_begun=self._has_begun):
+        if now < self._next_limit:
             return
-        self.timed_out, self.went_idle = True, self._limits.is_idle(now, has_begun=self._has_begun)
+        self.timed_out, self.went_idle = True, now >= self._idle_at
         before_stop()
         self._climb_onto(Ladder.start(self._clock(), USER_BUDGETS))
         self._give_up_by(now + STOP_BUDGET)

@@ -462,7 +462,7 @@ class _Rest:
 def _replace_plan(data: RunData, before: Plan, after: Plan, reason: str) -> None:
     """Write the new plan to the run data, and show a line about it."""
     data.plan = after
-    data.output.place_ranks(after.node_names)
+    data.output.console.nodes = after.node_names
     if after.num_processes < before.num_processes:
         data.live.note_fewer_ranks(before.num_processes, after.num_processes, seconds=data.seconds)
         data.usage.forget(after.num_processes)

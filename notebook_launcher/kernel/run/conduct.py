@@ -411,7 +411,7 @@ class RunConduct:
                 self._recorder.note()
                 return
             case Output():
-                self.data.output.feed(event)
+                self.data.output.console.feed(event.rank, event.stream, event.data)
                 self._recorder.note()
             case FromRank(rank, messages.DebugEnded(), _) | RankLost(messages.RankExited(rank=rank)):
                 attempt.end_debugging(rank)
@@ -470,7 +470,7 @@ class RunConduct:
             return
         error = error_line(failure.raised.report)
         output.notice(f"rank {rank} failed: {error}. The other ranks stay as they are; q ends the run.")
-        output.show_rank(rank)
+        output.console.show_rank(rank)
         attempt.begin_debugging(rank)
 
     def _ask(self, rank: int, request: messages.InputRequest, attempt: Attempt) -> None:

@@ -26,7 +26,7 @@ from notebook_launcher.engines.engine import starting_until
 from notebook_launcher.errors import ConfigError, RunTimeoutError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 
 class Rung(enum.Enum):
@@ -95,7 +95,7 @@ class Ladder:
 
 
 # --------------------------------------------------------------------------------------------------------------------
-# The limits on a run's time: how long it may take, and how long its ranks may do nothing.
+# The limit on a run's time while its nodes come up.
 
 
 @contextlib.contextmanager
@@ -120,47 +120,3 @@ def limited_start(timeout: float | None, began: float) -> Iterator[None]:
 def timeout_error(timeout: float, why: str) -> RunTimeoutError:
     """Return the error of a run that took too long to start, for this reason."""
     return RunTimeoutError(f"the run was stopped: it had not ended after timeout={timeout:g} s. {why}")
-
-
-class TimeLimits:
-    """The two limits of one attempt: its deadline, and the seconds without a sign of life from any rank; None: none."""
-
-    def __init__(self, deadline: float | None, idle_timeout: float | None, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self.deadline = math.inf if deadline is None else deadline
-        """Time at which the run has taken too long; infinity: never."""
-        self._idle_timeout = math.inf if idle_timeout is None else idle_timeout
-        self._active_at = clock()
-        """Time at which a rank last sent something."""
-        self._held_at: float | None = None
-        """Time since which the clock of the deadline stands still; None while it runs."""
-
-    def note_activity(self) -> None:
-        """Note that a rank sent something just now."""
-        self._active_at = self._clock()
-
-    def hold(self) -> None:
-        """Stop the clock of the deadline until `release`; idempotent."""
-        if self._held_at is None:
-            self._held_at = self._clock()
-
-    def release(self) -> None:
-        """Let the clock of the deadline run on; idempotent."""
-        if self._held_at is not None:
-            self.deadline += self._clock() - self._held_at
-            self._held_at = None
-
-    def next_at(self, *, has_begun: bool) -> float:
-        """Return the time at which a limit is reached; infinity if none will be.
-
-        A run is idle only once it `has_begun`, since a rank runs the function: the start may take long.
-        """
-        return min(self._idle_at if has_begun else math.inf, self.deadline if self._held_at is None else math.inf)
-
-    def is_idle(self, now: float, *, has_begun: bool) -> bool:
-        """Return True if the ranks have done nothing for too long; `has_begun` as above."""
-        return has_begun and now >= self._idle_at
-
-    @property
-    def _idle_at(self) -> float:
-        return self._active_at + self._idle_timeout

@@ -14,28 +14,11 @@ QUIET: dict[str, Any] = {"output": "none", "monitor": False, "runs_folder": None
 CALLS = {0: "all_reduce", 1: "barrier"}
 
 
-def reduce_by_rank() -> None:
-    import torch
-    import torch.distributed as dist
-
-    dist.all_reduce(torch.ones(10 + dist.get_rank() // 2))
-
-
 def leave_early() -> None:
     import torch.distributed as dist
 
     if dist.get_rank() == 0:
         dist.barrier()
-
-
-def test_mismatch_names_the_shapes_and_the_line_of_each_rank() -> None:
-    with pytest.raises(RuntimeError, match="Detected mismatch") as caught:
-        notebook_launch(reduce_by_rank, 3, check_collectives=True, **QUIET)
-    shown = "\n".join(caught.value._render_traceback_())  # type: ignore[attr-defined]
-    line = f"{__file__}, line {reduce_by_rank.__code__.co_firstlineno + 4}: dist.all_reduce(torch.ones("
-    assert "The ranks were in collectives that do not match:\n" in shown
-    assert f"\n  ranks 0, 1: all_reduce of float [10], {line}" in shown
-    assert f"\n  rank 2: all_reduce of float [11], {line}" in shown
 
 
 def train_and_reduce_by_rank() -> Any:
@@ -49,15 +32,17 @@ def train_and_reduce_by_rank() -> Any:
     wrapped = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
     for model in (prepared, wrapped):
         accelerator.backward(model(torch.ones(1, 2)).sum())
-    dist.all_reduce(torch.ones(10 + dist.get_rank()))
+    dist.all_reduce(torch.ones(10 + dist.get_rank() // 2))
 
 
-def test_mismatch_after_training_with_ddp_names_the_shapes() -> None:
+def test_mismatch_names_the_shapes_and_the_line_of_each_rank_also_after_training_with_ddp() -> None:
     with pytest.raises(RuntimeError, match="Detected mismatch") as caught:
-        notebook_launch(train_and_reduce_by_rank, 2, devices="cpu", check_collectives=True, **QUIET)
+        notebook_launch(train_and_reduce_by_rank, 3, devices="cpu", check_collectives=True, **QUIET)
     shown = "\n".join(caught.value._render_traceback_())  # type: ignore[attr-defined]
-    assert "rank 0: all_reduce of float [10]" in shown
-    assert "rank 1: all_reduce of float [11]" in shown
+    line = f"{__file__}, line {train_and_reduce_by_rank.__code__.co_firstlineno + 11}: dist.all_reduce(torch.ones("
+    assert "The ranks were in collectives that do not match:\n" in shown
+    assert f"\n  ranks 0, 1: all_reduce of float [10], {line}" in shown
+    assert f"\n  rank 2: all_reduce of float [11], {line}" in shown
 
 
 @pytest.mark.parametrize(("is_checked", "words"), [(False, SUGGESTION), (True, "")])
