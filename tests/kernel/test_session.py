@@ -268,14 +268,11 @@ def test_overwritten_variables_of_ranks_are_reported_once(kernel: Kernel) -> Non
     )
 
 
-def test_session_refuses_a_second_run_at_the_same_time(kernel: Kernel) -> None:
+def test_session_refuses_a_second_run_at_the_same_time_and_any_once_it_is_closed(kernel: Kernel) -> None:
     outcome = kernel.execute("run = session.launch(wait_for_peer)\nsession.run(add)")
     assert "CallOrderError: the session is busy with <Run of wait_for_peer on 2 ranks:" in (outcome.error or "")
     assert kernel.execute("run.stop()").error is None
     assert last_line(kernel, "print(*session.run(add))") == "2.0 2.0"
-
-
-def test_closed_session_refuses_runs(kernel: Kernel) -> None:
     outcome = kernel.execute("print(session); session.close(); print(session)\nsession.run(add)")
     assert (outcome.error or "").startswith("CallOrderError: the session is closed. Open a new one")
     assert outcome.stdout.count("<Session of 2 CPU ranks, gloo") == 2
