@@ -6,14 +6,12 @@ import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from notebook_launcher import travel
-from notebook_launcher.kernel.calls.origin import Origin, describe_environment, source_with_needs
-from notebook_launcher.kernel.display.sink import Sink, make_sink
 from notebook_launcher.messaging.messages import ExceptionReport
 
 if TYPE_CHECKING:
-    from notebook_launcher.config import LaunchConfig
+    from notebook_launcher.kernel.calls.origin import Origin
     from notebook_launcher.kernel.display.questions import Question
+    from notebook_launcher.kernel.display.sink import Sink
 
 UnpacksException: TypeAlias = Callable[[int, ExceptionReport], BaseException | None]
 """Returns the exception in a parcel, whose descriptor it closes; None if it cannot be rebuilt."""
@@ -47,17 +45,3 @@ class Hosting:
     """Returns the files of the run's folder about the run's origin."""
     logs_at: str
     """An expression for a rank's output, in which `{id!r}` stands for the run's identifier."""
-
-    @classmethod
-    def of_kernel(cls, function: object, config: LaunchConfig, questions: TakesQuestions, *, in_cell: bool) -> Hosting:
-        """Return the hosting of this kernel, in the thread whose cell gets the output; `in_cell`: a cell waits."""
-        return cls(
-            sink=make_sink(),
-            take_value=travel.unpack_value,
-            take_exception=lambda fd, _report: travel.unpack_exception(fd),
-            questions=questions,
-            can_ask=in_cell,
-            is_raised=in_cell,
-            make_origin=lambda: Origin(source_with_needs(function), describe_environment()),
-            logs_at="open_run({id!r}).logs(rank)" if in_cell and config.runs_folder else "run.logs(rank)",
-        )

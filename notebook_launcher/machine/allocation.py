@@ -199,9 +199,15 @@ def allocate_nodes(
     short = [node.host.partition(".")[0] for node in used]
     names = short if len(set(short)) == len(used) else [f"node {node.node}" for node in used]
     own_gpus = may_use_gpus and all(len(ranks) <= len(node.gpus) for node, ranks in zip(used, parts, strict=True))
+    if backend is not None and "nccl" in backend and not own_gpus:
+        raise ConfigError(
+            f"backend={backend!r} needs a GPU for each rank, and not every node has as many. Use fewer ranks, or "
+            "backend='gloo'.",
+            field="backend",
+        )
     return NodeAllocation(
         num_processes=num_processes,
-        backend=_choose_backend_on_nodes(backend, own_gpus=own_gpus),
+        backend=("nccl" if own_gpus else "gloo") if backend == "auto" else backend,
         use_gpu=may_use_gpus,
         cores_per_process=max(1, min(node.num_cores // len(ranks) for node, ranks in zip(used, parts, strict=True))),
         found=f"on {plural(len(used), 'node')} ({_describe_all(used)}){note}",
@@ -211,18 +217,6 @@ def allocate_nodes(
         if len(used) > 1
         else (),
     )
-
-
-def _choose_backend_on_nodes(backend: str | None, *, own_gpus: bool) -> str | None:
-    if backend == "auto":
-        return "nccl" if own_gpus else "gloo"
-    if backend is not None and "nccl" in backend and not own_gpus:
-        raise ConfigError(
-            f"backend={backend!r} needs a GPU for each rank, and not every node has as many. Use fewer ranks, or "
-            "backend='gloo'.",
-            field="backend",
-        )
-    return backend
 
 
 def _describe_all(nodes: Sequence[NodeInfo]) -> str:

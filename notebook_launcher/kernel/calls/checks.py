@@ -88,7 +88,16 @@ def check_call(
     """
     from notebook_launcher.travel import FunctionCall
 
-    args, kwargs = _arguments(args, kwargs)
+    if not isinstance(args, (tuple, list)):
+        given = describe_value(args)
+        raise ConfigError(f"args={given} is {type_of(args)}; it must be a tuple. Write args=({given},).")
+    kwargs = {} if kwargs is None else kwargs
+    if not isinstance(kwargs, Mapping) or not all(isinstance(name, str) for name in kwargs):
+        raise ConfigError(
+            f"kwargs={describe_value(kwargs)} must map the names of arguments to their values. "
+            "Write kwargs={'lr': 0.1}."
+        )
+    args, kwargs = tuple(args), dict(kwargs)
     check_callable(function)
     _check_kind(function)
     _check_arguments(function, args, kwargs, launcher)
@@ -181,21 +190,6 @@ def _check_options(function: Any, kwargs: Mapping[str, Any]) -> None:
         )
 
 
-def _arguments(args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    if not isinstance(args, (tuple, list)):
-        raise ConfigError(
-            f"args={describe_value(args)} is {type_of(args)}; it must be a tuple. Write args=({describe_value(args)},)."
-        )
-    if kwargs is None:
-        kwargs = {}
-    if not isinstance(kwargs, Mapping) or not all(isinstance(name, str) for name in kwargs):
-        raise ConfigError(
-            f"kwargs={describe_value(kwargs)} must map the names of arguments to their values. "
-            "Write kwargs={'lr': 0.1}."
-        )
-    return tuple(args), dict(kwargs)
-
-
 def _check_kind(function: Any) -> None:
     bare = function
     while isinstance(bare, functools.partial):
@@ -247,12 +241,6 @@ class ForkHealth:
     parallel: bool
 
 
-def try_fork() -> ForkHealth:
-    """Fork a child and return what works in it; call it only where torch is imported."""
-    answers = _ask_child()
-    return ForkHealth(cuda=CUDA_CLEAN in answers, parallel=PARALLEL_WORKS in answers)
-
-
 def adapt(plan: Plan) -> Plan:
     """Return a plan that works in a fork of this process; raises `ConfigError` if none does."""
     if "torch" not in sys.modules or (plan.threads_per_process == 1 and not plan.use_gpu):
@@ -269,7 +257,8 @@ def adapt(plan: Plan) -> Plan:
     return dataclasses.replace(plan, threads_per_process=1, note=note)
 
 
-def _ask_child() -> bytes:
+def try_fork() -> ForkHealth:
+    """Fork a child and return what works in it; call it only where torch is imported."""
     reader, writer = os.pipe()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -288,7 +277,7 @@ def _ask_child() -> bytes:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-    return answers
+    return ForkHealth(cuda=CUDA_CLEAN in answers, parallel=PARALLEL_WORKS in answers)
 
 
 def _answer(writer: int) -> None:

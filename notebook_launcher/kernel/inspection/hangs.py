@@ -197,9 +197,6 @@ class HangWatch:
     def _since(self, rank: int) -> float | None:
         return self._standstills[rank].since if rank in self._standstills else None
 
-    def _parse(self, dumps: Mapping[int, str]) -> Stacks:
-        return Stacks.parse(dumps, uses_gpu=self._uses_gpu)
-
     def _note(self, stack: RankStack, now: float) -> bool:
         """Record a rank's stack, and return True if the rank has waited for others since it last moved."""
         standstill = self._standstills[stack.rank]
@@ -214,12 +211,13 @@ class HangWatch:
         dump: Callable[[Iterable[int]], Mapping[int, str]],
     ) -> Hang | None:
         """Ask the ranks that have not moved for their stacks, and if such a rank waits in a collective, all others."""
-        stacks = {stack.rank: stack for stack in self._parse(dump(due))}
+        stacks = {stack.rank: stack for stack in Stacks.parse(dump(due), uses_gpu=self._uses_gpu)}
         waiting = {rank: self._standstills[rank].since for rank, stack in stacks.items() if self._note(stack, now)}
         if not waiting:
             return None
         others = self._standstills.keys() - set(due)
-        stacks |= {stack.rank: stack for stack in self._parse(dump(others))} if others else {}
+        if others:
+            stacks |= {stack.rank: stack for stack in Stacks.parse(dump(others), uses_gpu=self._uses_gpu)}
         for rank in others:
             if rank not in stacks or stacks[rank].waiting_in is None:
                 del self._standstills[rank]  # The request has moved the rank, so its period starts again.

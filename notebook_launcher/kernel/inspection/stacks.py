@@ -174,10 +174,14 @@ def parse_stacks(rank: int, dump: str, *, uses_gpu: bool = False) -> RankStack:
         elif (frame := FRAME.match(line)) and threads:
             number = 0 if frame["line"] == "???" else int(frame["line"])
             threads[-1][2].append(StackFrame(_unescape(frame["function"]), _unescape(frame["file"]), number))
-    # faulthandler lists the newest thread first, so the main thread is the last.
-    return RankStack(
-        rank, tuple(ThreadStack(ident, name, _relevant(frames), uses_gpu) for ident, name, frames in reversed(threads))
-    )
+    found = []
+    for ident, name, frames in reversed(
+        threads
+    ):  # faulthandler lists the newest first, so the main thread is the last.
+        inside = itertools.takewhile(lambda frame: (frame.file, frame.function) != ENTRY, frames)
+        relevant = tuple(frame for frame in inside if not is_ours(frame.file) or is_end_of_call(frame))
+        found.append(ThreadStack(ident, name, relevant, uses_gpu))
+    return RankStack(rank, tuple(found))
 
 
 def crash_site(rank: int, dump: str) -> StackFrame | None:
@@ -306,11 +310,6 @@ def _calls_in(line: ast.Module, function: str) -> Iterator[ast.Call]:
             yield node
         if not isinstance(node, ast.Lambda):
             left += ast.iter_child_nodes(node)
-
-
-def _relevant(frames: list[StackFrame]) -> tuple[StackFrame, ...]:
-    inside = itertools.takewhile(lambda frame: (frame.file, frame.function) != ENTRY, frames)
-    return tuple(frame for frame in inside if not is_ours(frame.file) or is_end_of_call(frame))
 
 
 def _unescape(text: str) -> str:

@@ -143,18 +143,14 @@ def _rebuild(
 
 
 def _failures(data: RunData, outcomes: list[RankOutcome]) -> tuple[Failure, ...]:
-    failed = [outcome for outcome in outcomes if outcome.failed or _died_at_exit(outcome)]
+    failed = [
+        outcome
+        for outcome in outcomes
+        # The second kind died at its exit, after it had returned.
+        if outcome.failed or (outcome.exited is not None and outcome.exited.exitcode != 0 and not outcome.after_stop)
+    ]
     returned = {outcome.rank: outcome.time for outcome in outcomes if outcome.returned is not None}
     return culprit.failures_of(failed, data.output.last_lines, data.plan.node_names, returned=returned)
-
-
-def _died_at_exit(outcome: RankOutcome) -> bool:
-    return (
-        outcome.returned is not None
-        and outcome.exited is not None
-        and outcome.exited.exitcode != 0
-        and not outcome.after_stop
-    )
 
 
 def _summary(

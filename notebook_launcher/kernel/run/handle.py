@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from notebook_launcher import travel
@@ -14,9 +15,10 @@ from notebook_launcher.kernel import views
 from notebook_launcher.kernel.calls import checks
 from notebook_launcher.kernel.calls.call_scope import EVERYWHERE, CallScope, OutgoingCall
 from notebook_launcher.kernel.calls.everywhere import setup_steps
+from notebook_launcher.kernel.calls.origin import Origin, describe_environment, source_with_needs
 from notebook_launcher.kernel.display.cell import note_for_agent, take_news
 from notebook_launcher.kernel.display.questions import Questions
-from notebook_launcher.kernel.display.sink import teller
+from notebook_launcher.kernel.display.sink import make_sink, teller
 from notebook_launcher.kernel.failures import failure_display
 from notebook_launcher.kernel.failures.post_mortem import check_answers
 from notebook_launcher.kernel.hosting import Hosting
@@ -120,7 +122,16 @@ class Run(LiveRunReader):
                     ranks.start(call)
                 else:
                     outgoing.pack(start=lambda: ranks.start(call), tell=teller(config))
-            hosting = Hosting.of_kernel(call.fn, config, questions, in_cell=in_cell)
+            hosting = Hosting(
+                sink=make_sink(),
+                take_value=travel.unpack_value,
+                take_exception=lambda fd, _report: travel.unpack_exception(fd),
+                questions=questions,
+                can_ask=in_cell,
+                is_raised=in_cell,
+                make_origin=partial(_make_origin, call.fn),
+                logs_at="open_run({id!r}).logs(rank)" if in_cell and config.runs_folder else "run.logs(rank)",
+            )
             conduct = RunConduct(ranks, outgoing, scope.describe(call, config.name), hosting, over, began)
             is_agents = in_cell and conduct.data.kind == "run" and config.output != "none" and hosting.sink.is_brief
             if is_agents and (news := take_news()) is not None:
@@ -446,6 +457,10 @@ class Run(LiveRunReader):
         if answer.value is None:
             raise CallOrderError(TOO_LATE)
         return answer.value
+
+
+def _make_origin(function: object) -> Origin:
+    return Origin(source_with_needs(function), describe_environment())
 
 
 def _hint(data: RunData) -> str:
