@@ -155,6 +155,10 @@ WRONG_VALUES = [
     ("compare(run, 'nope')", r"LookupError: there is no run 'nope'"),
     ("Results({0: 'a', 1: 'b'}, num_processes=2).mean()", r"TypeError: .*no mean"),
     ("Results({0: 1}, num_processes=1)[5]", r"IndexError: results\[5\]: the ranks are 0 to 0"),
+    ("notebook_launch(locking, 2)", r"CaptureError: .* captures `lock`, a _thread\.lock"),
+    ("notebook_launch(print, 2, start_metod='fork')", r"ConfigError: .* Did you mean start_method=\?"),
+    ("LaunchConfig(num_processes=-1)", r"ConfigError: num_processes=-1 is too small"),
+    ("with Session(1) as session: pass\nsession.run(print)", r"CallOrderError: the session is closed"),
 ]
 
 
@@ -170,5 +174,6 @@ def test_wrong_value_shows_the_line_of_the_caller_alone(kernel: Kernel) -> None:
         assert re.match(error, outcome.error or ""), outcome.error
         shown = re.sub(r"\x1b\[[\d;]*m", "", outcome.traceback)
         assert "notebook_launcher/" not in shown
-        assert "Cell In[" in shown
+        assert f"----> {len(call.splitlines())} " in shown
+        assert shown.count((outcome.error or "").partition(": ")[2]) == 1
     kernel.execute("run.stop()")

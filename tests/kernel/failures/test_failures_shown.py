@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,11 +15,6 @@ import threading
 import torch.distributed as dist
 def rank(): return int(os.environ['RANK'])
 """
-
-
-def plain(outcome: Outcome) -> str:
-    """Return the traceback without its colours."""
-    return re.sub(r"\x1b\[[\d;]*m", "", outcome.traceback)
 
 
 def shown(outcome: Outcome) -> str:
@@ -61,23 +55,6 @@ def test_exceptions_that_ipython_draws_itself_are_shown_once_without_our_frames(
     assert outcome.traceback.count("Error: ") + outcome.traceback.count("Group: ") == 1 + code.count("ValueError")
     for place in ("notebook_launcher/", "interactiveshell"):
         assert place not in outcome.traceback + outcome.stderr
-
-
-@pytest.mark.parametrize(
-    ("code", "message"),
-    [
-        ("lock = threading.Lock()\nnotebook_launch(lambda: lock, 2)", "captures `lock`, a _thread.lock"),
-        ("notebook_launch(print, 2, start_metod='fork')", "Did you mean start_method=?"),
-        ("LaunchConfig(num_processes=-1)", "num_processes=-1 is too small"),
-        ("with Session(1) as session: pass\nsession.run(print)", "the session is closed"),
-    ],
-)
-def test_refusal_shows_the_line_of_the_cell_and_none_of_ours(kernel: Kernel, code: str, message: str) -> None:
-    traceback = plain(kernel.execute(code))
-    assert traceback.count(message) == 1
-    assert f"----> {len(code.splitlines())} " in traceback
-    assert "notebook_launcher/" not in traceback
-    assert "Refused" not in traceback
 
 
 def test_value_that_cannot_travel_is_named_once_and_fails_nothing(kernel: Kernel) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from notebook_launcher import LaunchConfig, RankFailedError, RunStoppedError, RunTimeoutError
+from notebook_launcher import LaunchConfig, RankFailedError, RunStoppedError
 from notebook_launcher.engines.engine import SupervisorLost
 from notebook_launcher.errors import InternalError, ResourceError
 from notebook_launcher.kernel.calls.call_scope import CallScope
@@ -147,12 +147,6 @@ def test_stop_that_comes_while_values_are_unpacked_is_too_late() -> None:
     assert ending.data.commands.asked_to_stop
     assert not outcome.asked_to_stop
     assert end_line(outcome, is_raised=False).startswith("done in ")
-
-
-def test_time_that_is_up_comes_before_the_failures_that_it_causes() -> None:
-    error = Ending(raised(0), timed_out=True).conclude().error
-    assert isinstance(error, RunTimeoutError)
-    assert "it had not ended after timeout=7 s" in str(error)
 
 
 def test_lost_supervisor_is_a_fault_of_the_launcher() -> None:
