@@ -200,6 +200,11 @@ class PhaseSums:
         self._seconds: collections.Counter[str] = collections.Counter()
         self._counts: collections.Counter[str] = collections.Counter()
         self._spans: collections.deque[PhaseSpan] = collections.deque(maxlen=max_spans)
+        # As they came: of a thousand ranks most spans are dropped before anyone reads them.
+        self._new_spans: collections.deque[tuple[str, float, float]] = collections.deque(maxlen=max_spans)
+        """Spans since the last reading: phase, time of the start by the rank's clock, seconds."""
+        self._shift = 0.0
+        """Seconds from that clock to the time since the launch."""
 
     def add(self, record: messages.Phases, shift: float) -> None:
         """Add a record; `shift`: seconds from the time of the rank's clock to the time since the launch."""
@@ -211,12 +216,19 @@ class PhaseSums:
         if (fullest := record.fullest) >= self._fullest:
             self._num_fullest = record.num_fullest + (self._num_fullest if fullest == self._fullest else 0)
             self._fullest = fullest
-        self._spans.extend(
-            PhaseSpan(phase=phase, start=start + shift, seconds=length) for phase, start, length in record.spans
-        )
+        if shift != self._shift:
+            self._take_new_spans()  # They have the times of another clock, or are shifted by the old measurement.
+            self._shift = shift
+        self._new_spans.extend(record.spans)
+
+    def _take_new_spans(self) -> None:
+        for phase, start, length in self._new_spans:
+            self._spans.append(PhaseSpan(phase=phase, start=start + self._shift, seconds=length))
+        self._new_spans.clear()
 
     def read(self) -> schema.RankPhases:
         """Return the sums."""
+        self._take_new_spans()
         return schema.RankPhases(
             windows=self._num_windows,
             micro_batches=self._num_micro_batches,
