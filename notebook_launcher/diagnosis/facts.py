@@ -192,11 +192,10 @@ CALLS = {
 
 def look_at_names() -> list[Finding]:
     """Return the seconds that the look-up of each name takes."""
-    return [name_finding(name, _seconds(call)) for name, call in CALLS.items()]
+    return [_name(name, _seconds(call)) for name, call in CALLS.items()]
 
 
-def name_finding(name: str, seconds: float) -> Finding:
-    """Return the verdict on the time that a look-up took."""
+def _name(name: str, seconds: float) -> Finding:
     fact = f"looked up in {format_seconds(seconds)}"
     if seconds < SLOW:
         return Finding(NETWORK, name, fact)

@@ -284,11 +284,7 @@ class Session(SessionCells):
 
 
 class SessionRuns:
-    """The ranks of a session, and the latest of their runs, in a kernel or in a host.
-
-    Args:
-        plan: The options of all runs, resolved against the machine.
-    """
+    """The ranks of a session, and the latest of their runs, in a kernel or in a host."""
 
     def __init__(self, plan: Plan) -> None:
         self.ranks = Ranks(plan, many_calls=True)

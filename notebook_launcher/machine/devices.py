@@ -244,10 +244,7 @@ def choose_visible(
 ) -> tuple[tuple[GPU, ...], str]:
     """Return the visible ones of a machine's GPUs, and why the variable hides all of them, unless it does on purpose.
 
-    Args:
-        gpus: All usable GPUs, in NVML's order.
-        variable: Value of `CUDA_VISIBLE_DEVICES`; None: it is not set.
-        find_slice: Looks up a slice by its name, for a place in the list; returns None if there is no such slice.
+    `find_slice` looks up a slice by its name, for a place in the list, and returns None if there is no such slice.
     """
     if variable is None:
         return tuple(dataclasses.replace(gpu, selector=gpu.uuid or str(gpu.index)) for gpu in gpus), ""

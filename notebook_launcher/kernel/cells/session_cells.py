@@ -133,16 +133,8 @@ class SessionCells(ABC):
     ) -> Results:
         """Run code as `%%ranks` does, which calls this method: `execute` with the values shown.
 
-        Args:
-            code: As for `execute`, and so are `ranks` and `push`.
-            ranks: See above.
-            push: See above.
-            pulls: True to return the values instead of showing them.
-            is_quiet: True to show no values.
-            display: The rank whose tables and figures are shown, or "all"; None: the first rank.
-            shows_time: True for a line with the seconds that each rank took.
-            first_line: The line of the cell above the code.
-            filename: The name under which tracebacks know the code.
+        With `pulls` the values are returned alone. `display`: the rank whose tables and figures are shown, or "all";
+        None: the first. `first_line`: the line of the cell above the code. Tracebacks know the code by `filename`.
         """
         if not isinstance(code, str):
             raise ConfigError(

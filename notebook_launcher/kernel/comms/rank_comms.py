@@ -331,11 +331,7 @@ def shown_rank(display: int | str | None, running: Sequence[int], config: Launch
 
 
 class RankPanels:
-    """Takes the rich output of a cell's ranks.
-
-    Args:
-        shown: The rank whose output goes to the cell as it comes; `"all"`: every rank's is kept; None: none is shown.
-    """
+    """Takes the rich output of a cell's ranks: the shown rank's goes to the cell, all ranks' is kept, or none's is."""
 
     def __init__(self, shown: int | Literal["all"] | None) -> None:
         self._shown = shown

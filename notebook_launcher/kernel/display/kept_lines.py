@@ -69,9 +69,7 @@ class _Held(NamedTuple):
 class Newest:
     """Blocks in the order of their arrival, of which the oldest of a rank with more than its share go first.
 
-    Args:
-        limits: Limits of all lines and of all bytes together.
-        label_size: Bytes that a label adds to a line.
+    `limits`: of all lines and of all bytes together, to which a label adds `label_size` for each line.
     """
 
     def __init__(self, limits: tuple[float, float], label_size: int) -> None:
@@ -173,11 +171,8 @@ class _Budget:
 class Room:
     """Decides which lines of one run are shown at once, held back for the end, or left out.
 
-    Args:
-        label_size: Characters that a label adds to a line.
-        where: An expression for all lines, such as `run.logs(rank)`.
-        is_brief: True if an agent reads the cell.
-        is_lasting: True for a cell; False for an output that has the same room for each batch.
+    `where`: an expression for all lines, such as `run.logs(rank)`. `is_brief`: an agent reads the cell. `is_lasting`:
+    False for an output that is no cell, and has the same room for each batch.
     """
 
     def __init__(self, *, label_size: int, where: str, is_brief: bool = False, is_lasting: bool = True) -> None:

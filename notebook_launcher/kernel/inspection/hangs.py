@@ -143,11 +143,8 @@ class HangWatch:
     ) -> str:
         """Look at the ranks, if that is due, and bring `hang` up to date; return a line for the cell, or nothing.
 
-        Args:
-            now: The time, by `time.monotonic()`.
-            pulses: Reads the pulses of the ranks that run the function.
-            absent: The other ranks, each with its activity: `has returned`.
-            dump: Asks ranks for their stacks.
+        `pulses` reads those of the ranks that run the function; `absent` has the others with their activity, such as
+        `has returned`. `dump` asks ranks for their stacks.
         """
         if not self._is_on or now < self._look_at:
             return ""

@@ -174,9 +174,7 @@ class RunConduct:
     def carry_out(self, seconds: float = math.inf, failure: Exception | None = None) -> bool:
         """Carry out the run, or the rest of it, in this thread; return False if some of it is left.
 
-        Args:
-            seconds: Seconds for which it is carried out at most; with a limit, only until it fails.
-            failure: Error with which the run ends at once, whether it has begun or not.
+        With a limit of seconds, only until it fails. With a failure the run ends at once, whether it has begun or not.
         """
         if not self._claim.acquire(blocking=False):
             return True  # Another thread carries it out.
