@@ -73,6 +73,7 @@ def die():
 session = Session(2)
 """
 
+KERNEL_IS_NEW = True  # Its ranks have the memory of a new one.
 KERNEL_FILES: dict[str, str] = {}
 
 
