@@ -14,18 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.engines.engine import FromRank, NodeLost, Output, RankLost, SupervisorLost
 from notebook_launcher.kernel.failures.culprit import is_victim
+from notebook_launcher.kernel.run import ladder
 from notebook_launcher.kernel.run.call_state import CallState, RankOutcome
 from notebook_launcher.kernel.run.commands import RankRequests
-from notebook_launcher.kernel.run.ladder import (
-    AT_ONCE_BUDGET,
-    FAILED_BUDGET,
-    FAILURE_BUDGETS,
-    LAST_BUDGET,
-    STOP_BUDGET,
-    USER_BUDGETS,
-    Ladder,
-    Rung,
-)
+from notebook_launcher.kernel.run.ladder import Ladder, Rung
 from notebook_launcher.messaging import messages
 
 if TYPE_CHECKING:
@@ -202,11 +194,13 @@ class Attempt:
             self.tree.board.ask_to_stop(together=False)
             can_ask = self.requests.stop_asked_at is None and self.requests.can_ask(self.state.unsettled)
             first = Rung.KILL if at_once else Rung.ASK if can_ask else Rung.INTERRUPT
-            self._climb_onto(Ladder.start(now, USER_BUDGETS, on=first))
+            self._climb_onto(Ladder.start(now, ladder.USER_BUDGETS, on=first))
         elif at_once:
             self.ladder.climb_to(Rung.KILL, now)
             self._send_signal()
-        self._give_up_by((now if asked_at is None else asked_at) + (AT_ONCE_BUDGET if at_once else STOP_BUDGET))
+        self._give_up_by(
+            (now if asked_at is None else asked_at) + (ladder.AT_ONCE_BUDGET if at_once else ladder.STOP_BUDGET)
+        )
 
     def note_change(self, changed: messages.Changed) -> None:
         """Stop the clocks while the ranks are paused."""
@@ -222,8 +216,8 @@ class Attempt:
         if not self.gave_up:
             self.gives_up_at = min(self.gives_up_at, moment)
 
-    def _climb_onto(self, ladder: Ladder) -> None:
-        self.ladder = ladder
+    def _climb_onto(self, stop: Ladder) -> None:
+        self.ladder = stop
         if self.state.outcomes:
             self._leave_at = self._earlier(self._leave_at, self._stop_grace)
         self._send_signal()
@@ -309,7 +303,7 @@ class Attempt:
             self.state.note_loss(SupervisorLost(NO_ANSWER))
         else:
             self.gave_up = True
-            self.gives_up_at = now + LAST_BUDGET
+            self.gives_up_at = now + ladder.LAST_BUDGET
             self.tree.kill_supervisor()
 
     def _stop_if_failed(self, now: float, before_stop: Callable[[], Any]) -> bool:
@@ -318,8 +312,8 @@ class Attempt:
             return False
         if all(_is_victim(outcome) for outcome in self.state.failures):
             before_stop()
-        self._climb_onto(Ladder.start(self._clock(), FAILURE_BUDGETS))
-        self._give_up_by(min(now + FAILED_BUDGET, max(now, self.limit) + STOP_BUDGET))
+        self._climb_onto(Ladder.start(self._clock(), ladder.FAILURE_BUDGETS))
+        self._give_up_by(min(now + ladder.FAILED_BUDGET, max(now, self.limit) + ladder.STOP_BUDGET))
         return True
 
     def _stop_if_over_limit(self, now: float, before_stop: Callable[[], Any]) -> None:
@@ -327,8 +321,8 @@ class Attempt:
             return
         self.timed_out, self.went_idle = True, now >= self._idle_at
         before_stop()
-        self._climb_onto(Ladder.start(self._clock(), USER_BUDGETS))
-        self._give_up_by(now + STOP_BUDGET)
+        self._climb_onto(Ladder.start(self._clock(), ladder.USER_BUDGETS))
+        self._give_up_by(now + ladder.STOP_BUDGET)
 
     @property
     def rung(self) -> Rung | None:

@@ -11,13 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from notebook_launcher.engines.engine import starting_until
 from notebook_launcher.engines.fork_server_handle import fork_server
-from notebook_launcher.errors import (
-    ConfigError,
-    InternalError,
-    ResourceError,
-    RunStoppedError,
-    RunTimeoutError,
-)
+from notebook_launcher.errors import ConfigError, InternalError, ResourceError, RunStoppedError, RunTimeoutError
 from notebook_launcher.kernel.failures import culprit, failure_display
 from notebook_launcher.kernel.inspection.hangs import suggestion
 from notebook_launcher.kernel.plan import make_plan
