@@ -15,20 +15,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 KERNEL_CODE = "def rank(): return int(os.environ['RANK'])"
-KERNEL_IS_NEW = True  # It has not imported torch.
-
-
-def test_kernel_needs_no_torch_and_may_have_a_default_timeout_for_sockets(kernel: Kernel) -> None:
-    outcome = kernel.execute(
-        "import socket; socket.setdefaulttimeout(5); found = []\n"
-        "try:\n"
-        "    for way in ('forkserver', 'fork'): found += notebook_launch(rank, 1, start_method=way, backend=None)\n"
-        "    with Session(2) as session: found += session.run(rank)\n"
-        "finally: socket.setdefaulttimeout(None)\n"
-        "print(found, {'torch', 'numpy'} & set(sys.modules))"
-    )
-    assert outcome.error is None, outcome.traceback
-    assert outcome.stdout.endswith("[0, 0, 0, 1] set()\n")
 
 
 def test_reader_that_has_gone_does_not_fail_the_run() -> None:

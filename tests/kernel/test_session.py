@@ -73,7 +73,7 @@ def die():
 session = Session(2)
 """
 
-KERNEL_IS_NEW = True  # Its ranks have the memory of a new one.
+KERNEL_IS_NEW = True  # It has not imported torch, and its ranks have the memory of a new one.
 KERNEL_FILES: dict[str, str] = {}
 
 
@@ -90,6 +90,19 @@ def last_line(kernel: Kernel, code: str) -> str:
     outcome = kernel.execute(code)
     assert outcome.error is None, outcome.traceback
     return outcome.stdout.splitlines()[-1]
+
+
+def test_kernel_needs_no_torch_and_may_have_a_default_timeout_for_sockets(kernel: Kernel) -> None:
+    outcome = kernel.execute(
+        "import socket; socket.setdefaulttimeout(5); found = []\n"
+        "try:\n"
+        "    for way in ('forkserver', 'fork'): found += notebook_launch(rank, 1, start_method=way, backend=None)\n"
+        "    with Session(2) as other: found += other.run(rank)\n"
+        "finally: socket.setdefaulttimeout(None)\n"
+        "print(found, {'torch', 'numpy'} & set(sys.modules))"
+    )
+    assert outcome.error is None, outcome.traceback
+    assert outcome.stdout.endswith("[0, 0, 0, 1] set()\n")
 
 
 def test_session_keeps_processes_group_and_memory(kernel: Kernel) -> None:
