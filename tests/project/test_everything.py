@@ -64,16 +64,11 @@ def outcome_of(tmp_path: Path) -> Callable[..., tuple[int, str]]:
     return run
 
 
-def test_passing_tests_run_once(outcome_of: Callable[..., tuple[int, str]]) -> None:
-    status, output = outcome_of(STEADY)
+def test_passing_tests_run_once_and_slow_ones_if_asked_for(outcome_of: Callable[..., tuple[int, str]]) -> None:
+    slow = "import pytest\n@pytest.mark.slow\ndef test_slow(): pass\n"
+    status, output = outcome_of(STEADY, slow)
     assert status == 0
     assert output.count("==> ") == 3
-    assert output.count("1 passed") == 2
-
-
-def test_slow_tests_run_if_asked_for(outcome_of: Callable[..., tuple[int, str]]) -> None:
-    slow = "import pytest\n@pytest.mark.slow\ndef test_slow(): pass\n"
-    _, output = outcome_of(STEADY, slow)
     assert output.count("1 passed") == 2
     assert "==> left out: the slow tests, which `make test SLOW=1` runs" in output
     status, output = outcome_of(STEADY, slow, options=("--slow",))
@@ -82,17 +77,14 @@ def test_slow_tests_run_if_asked_for(outcome_of: Callable[..., tuple[int, str]])
     assert "left out" not in output
 
 
-def test_test_that_passes_alone_is_named_as_unsteady(outcome_of: Callable[..., tuple[int, str]]) -> None:
-    status, output = outcome_of(STEADY, UNSTEADY.format(number=1))
+def test_test_and_leftover_that_do_not_fail_again_are_named_as_unsteady(
+    outcome_of: Callable[..., tuple[int, str]],
+) -> None:
+    status, output = outcome_of(LEAKING, UNSTEADY.format(number=1))
     assert status == 0
-    assert "==> tests that failed, again and alone: 1" in output
-    assert output.endswith("==> unsteady, failed once and passed alone: tests/test_1.py::test_unsteady_1\n")
-
-
-def test_leftover_that_does_not_come_again_is_named_as_unsteady(outcome_of: Callable[..., tuple[int, str]]) -> None:
-    status, output = outcome_of(LEAKING)
-    assert status == 0
-    assert output.endswith("==> unsteady, failed once and passed alone: tests/test_0.py::test_leaking\n")
+    assert "==> tests that failed, again and alone: 2" in output
+    unsteady = "tests/test_0.py::test_leaking, tests/test_1.py::test_unsteady_1"
+    assert output.endswith(f"==> unsteady, failed once and passed alone: {unsteady}\n")
 
 
 def test_test_that_fails_twice_fails_the_run(outcome_of: Callable[..., tuple[int, str]]) -> None:

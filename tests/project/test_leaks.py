@@ -86,36 +86,25 @@ def test_no_reason():
 '''
 
 LEAKS = {
-    "process": "subprocess.Popen(['sleep', '60'])",
-    "orphan": "subprocess.run('setsid sleep 61 & disown', shell=True, executable='/bin/bash'); await_sleeper()",
-    "thread": "threading.Thread(target=threading.Event().wait, daemon=True).start()",
-    "descriptor": "kept.append(os.open('/dev/null', os.O_RDONLY))",
-    "listener": "kept.append(socket.create_server(('127.0.0.1', 0)))",
-    "further_listener": "listener('add')",
-    "file": "kept.append(tempfile.NamedTemporaryFile(prefix='notebook-launcher-'))",
-    "shared_memory": "kept.append(tempfile.NamedTemporaryFile(dir='/dev/shm', prefix='psm_'))",
-    "variable": "os.environ['LEFT_BEHIND'] = '1'",
-    "handler": "signal.signal(signal.SIGUSR1, lambda *_: None)",
-    "directory": "os.chdir('/')",
-    "zombie": "os.fork() or os._exit(0)",
+    "process": ("sleep 60", "subprocess.Popen(['sleep', '60'])"),
+    "orphan": (
+        "sleep 61",
+        "subprocess.run('setsid sleep 61 & disown', shell=True, executable='/bin/bash'); await_sleeper()",
+    ),
+    "thread": ("thread <Thread", "threading.Thread(target=threading.Event().wait, daemon=True).start()"),
+    "descriptor": ("-> /dev/null", "kept.append(os.open('/dev/null', os.O_RDONLY))"),
+    "listener": ("listening socket", "kept.append(socket.create_server(('127.0.0.1', 0)))"),
+    "further_listener": ("listening socket", "listener('add')"),
+    "file": ("/notebook-launcher-", "kept.append(tempfile.NamedTemporaryFile(prefix='notebook-launcher-'))"),
+    "shared_memory": ("file /dev/shm/", "kept.append(tempfile.NamedTemporaryFile(dir='/dev/shm', prefix='psm_'))"),
+    "variable": ("LEFT_BEHIND was None and is '1'", "os.environ['LEFT_BEHIND'] = '1'"),
+    "handler": ("handler of signal 10", "signal.signal(signal.SIGUSR1, lambda *_: None)"),
+    "directory": ("working directory", "os.chdir('/')"),
+    "zombie": ("zombie", "os.fork() or os._exit(0)"),
     # Only the server itself and its deputy, which is in its session, are tolerated.
-    "forked_from_server": f"start_server(SUPERVISED, '{FORK_SERVER}')",
+    "forked_from_server": (FORK_SERVER, f"start_server(SUPERVISED, '{FORK_SERVER}')"),
 }
-WORDS = {
-    "process": "sleep 60",
-    "orphan": "sleep 61",
-    "thread": "thread <Thread",
-    "descriptor": "-> /dev/null",
-    "listener": "listening socket",
-    "further_listener": "listening socket",
-    "file": "/notebook-launcher-",
-    "shared_memory": "file /dev/shm/",
-    "variable": "LEFT_BEHIND was None and is '1'",
-    "handler": "handler of signal 10",
-    "directory": "working directory",
-    "zombie": "zombie",
-    "forked_from_server": FORK_SERVER,
-}
+"""By name: what the test is told, and what it leaves."""
 HARMLESS = {
     "nothing": "pass",
     "replaced_listener": "listener('replace')",
@@ -131,24 +120,14 @@ HARMLESS = {
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Run one program of leaky tests; return what each was told, "" if it passed."""
     folder = tmp_path_factory.mktemp("leaky")
-    tests = {**LEAKS, **HARMLESS}
+    tests = {name: body for name, (_, body) in LEAKS.items()} | HARMLESS
     source = HEADER + "".join(
         f"\ndef test_{name}(monkeypatch, listener):\n    {body}\n" for name, body in tests.items()
     )
     (folder / "test_leaky.py").write_text(source, encoding="utf-8")
     report = folder / "report.xml"
-    options = [
-        "-p",
-        "tests.support.leaks",
-        "-c",
-        "pyproject.toml",
-        "--rootdir",
-        str(folder),
-        "-p",
-        "no:cacheprovider",
-        "-p",
-        "no:randomly",  # One test sets the patience of those after it.
-    ]
+    options = f"-p tests.support.leaks -c pyproject.toml --rootdir {folder} -p no:cacheprovider".split()
+    options += ["-p", "no:randomly"]  # One test sets the patience of those after it.
     subprocess.run(
         [sys.executable, "-m", "pytest", *options, "-W", "ignore", f"--junitxml={report}", str(folder)],
         cwd=ROOT,
@@ -165,7 +144,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.mark.parametrize("name", LEAKS)
 def test_leak_fails_the_test_that_left_it(outcomes, name):
-    assert WORDS[name] in outcomes[name]
+    assert LEAKS[name][0] in outcomes[name]
 
 
 @pytest.mark.parametrize("name", [*HARMLESS, "excused"])
