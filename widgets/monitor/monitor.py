@@ -79,8 +79,6 @@ class Monitor(anywidget.AnyWidget):
         self._lock = threading.RLock()
         """Held while the feed, the outputs or the fields below change: messages of the page, its requests and the
         ticker have threads of their own."""
-        self._seen = threading.Event()
-        """Set once a page has sent "hello"."""
         self._pages: set[str] = set()
         """Identifiers of the pages that have sent "hello"; a reload makes a new identifier."""
         self._over = threading.Event()
@@ -139,7 +137,7 @@ class Monitor(anywidget.AnyWidget):
     @property
     def was_seen(self) -> bool:
         """True once a front end has drawn the monitor and sent a message."""
-        return self._seen.is_set()
+        return bool(self._pages)
 
     def show(self, sink: Sink | None = None) -> None:
         """Show the monitor in a cell, by default the running cell. `display(monitor)` calls this."""
@@ -229,9 +227,8 @@ class Monitor(anywidget.AnyWidget):
             self._send_news()
 
     def _answer_hello(self, page: str) -> None:
-        self._pages.add(page)
-        self._seen.set()
         self._asks_for_all = True
+        self._pages.add(page)
         if not self._start_ticker():
             self._send_news()
 
@@ -254,7 +251,7 @@ class Monitor(anywidget.AnyWidget):
         try:
             interval = INTERVAL
             while self.comm is not None and not self._wait(interval):
-                if self._seen.is_set():
+                if self._pages:
                     began = time.thread_time()
                     self._send_news()
                     interval = interval_after(time.thread_time() - began)
@@ -275,7 +272,7 @@ class Monitor(anywidget.AnyWidget):
     def _keep_picture(self) -> None:
         """Renew the picture that stays if the kernel dies now, when the page loses its data and its widget."""
         with self._lock, contextlib.suppress(Exception):  # An error of the drawing must not stop the page.
-            if not self._seen.is_set():
+            if not self._pages:
                 self._feed.read_metrics()  # Once a page listens, `_send_news` reads them.
             self._draw_pictures(kept_picture(self._run.snapshot(), self._feed.curves, self.key))
 
@@ -305,7 +302,7 @@ class Monitor(anywidget.AnyWidget):
         A page that was reloaded during the run does not know the places any more.
         """
         with self._lock:
-            places = [*self._views[:1], *self._pictures[:1]] if self.was_seen and len(self._pages) == 1 else []
+            places = [*self._views[:1], *self._pictures[:1]] if len(self._pages) == 1 else []
             for place, bundle in zip(places, bundles, strict=False):
                 place.replace(bundle)
         return bundles[len(places) :]
@@ -319,10 +316,10 @@ class Monitor(anywidget.AnyWidget):
             self._tap.close(self._comm_id)
         if self.comm is None:
             return
-        if self._seen.is_set():
+        if self._pages:
             self._send_news()
         if self._views:
-            if self._seen.is_set() and self._has_picture():
+            if self._pages and self._has_picture():
                 self.explorable_since = time.monotonic()
             self._replace_views()
             # After a reload JupyterLab does not know the ids of outputs, so no picture arrives and the widget stays.
