@@ -72,7 +72,8 @@ class Monitor(anywidget.AnyWidget):
     """Name by which the page finds the pictures of the run that the monitor may cover."""
 
     def __init__(self, run: RunReader, **traits: Any) -> None:
-        _check_run(run)
+        if not all(callable(getattr(run, name, None)) for name in ("snapshot", "metrics_since", "logs_since")):
+            raise ConfigError(f"Monitor({run!r}): not a run. Pass what launch(...) returned, or open_run(...).")
         self._run = run
         self._wait: Callable[[float | None], bool] | None = getattr(run, "wait", None)
         """Waits for the end of a live run; None: the run was read from its folder."""
@@ -81,8 +82,8 @@ class Monitor(anywidget.AnyWidget):
         ticker have threads of their own."""
         self._pages: set[str] = set()
         """Identifiers of the pages that have sent "hello"; a reload makes a new identifier."""
-        self._over = threading.Event()
-        """Set once the pictures of the end replace the monitor."""
+        self._is_over = False
+        """True once the pictures of the end replace the monitor."""
         self._asks_for_all = False
         """True if the next message is the whole run."""
         self._views: list[ReplacedOutput] = []
@@ -106,23 +107,16 @@ class Monitor(anywidget.AnyWidget):
         can_act = self._wait is not None and callable(getattr(run, "stop", None))
         self._feed = Feed(run, can_act=can_act, outlives=callable(getattr(run, "follow_in_cell", None)))
         self._requests = PageRequests(run, self._feed, self._lock)
-        self._listen()  # Before the comm opens: a panel makes its monitor in a thread, so the page may answer at once.
-        super().__init__(title=getattr(run, "name", "") or run.snapshot().name, key=uuid.uuid4().hex, **traits)
-        if self.is_live:
-            self._open_tap()
-
-    def _listen(self) -> None:
-        """Receive the page's messages while no cell is busy."""
         # A strong reference would make a cycle; without a cycle, the run's files are closed with its last reader.
         receive = weakref.WeakMethod(self._receive)
+        # Before the comm opens: a panel makes its monitor in a thread, so the page may answer at once.
         self.on_msg(lambda _, content, __: (receive() or id)(content))
-
-    def _open_tap(self) -> None:
-        """Receive the page's messages while the cell is busy, too, if the kernel lets us."""
-        self._comm_id = self.comm.comm_id
-        self._tap = open_tap(self._comm_id, self._receive)
-        if self._tap is None and self._sink.is_cell:
-            self._feed.action_hint = DEAF_HINT
+        super().__init__(title=getattr(run, "name", "") or run.snapshot().name, key=uuid.uuid4().hex, **traits)
+        if self.is_live:
+            self._comm_id = self.comm.comm_id
+            self._tap = open_tap(self._comm_id, self._receive)
+            if self._tap is None and self._sink.is_cell:
+                self._feed.action_hint = DEAF_HINT
 
     @property
     def run(self) -> RunReader:
@@ -147,7 +141,7 @@ class Monitor(anywidget.AnyWidget):
                 sink.display(bundle)
             return
         with self._lock:  # The run may end meanwhile, and then every view is replaced, in the ticker's thread.
-            is_live = self.is_live and not self._over.is_set()
+            is_live = self.is_live and not self._is_over
             is_replaced = is_live or not self.leaves_picture
             if is_replaced:
                 self._views.append(ReplacedOutput.show(sink, self._bundle()))
@@ -207,29 +201,22 @@ class Monitor(anywidget.AnyWidget):
         kind = content.get("type") if isinstance(content, dict) else None
         match kind:
             case "hello":
-                self._answer_hello(str(content.get("page", "")))
+                self._asks_for_all = True
+                self._pages.add(str(content.get("page", "")))
+                if not self._start_ticker():
+                    self._send_news()
             case "draw":
-                self._draw(content)
+                self.plot_options = plot_options(content)
+                with self._lock:
+                    self._feed.draw(self.plot_options, content.get("turn", 0))
+                self._on_answer()
             case "zoom" | "csv" as name:
                 self._requests.read(name, content, self._on_answer)
             case _ if self._feed.can_act:
                 self._requests.carry_out(kind, content, self._on_answer)
 
-    def _draw(self, content: dict[str, Any]) -> None:
-        self.plot_options = plot_options(content)
-        turn = content.get("turn")
-        with self._lock:
-            self._feed.draw(self.plot_options, turn if isinstance(turn, int) else 0)
-        self._on_answer()
-
     def _on_answer(self) -> None:
         if not self.is_live:  # The ticker sends the news of a live run.
-            self._send_news()
-
-    def _answer_hello(self, page: str) -> None:
-        self._asks_for_all = True
-        self._pages.add(page)
-        if not self._start_ticker():
             self._send_news()
 
     def _start_ticker(self) -> bool:
@@ -238,7 +225,7 @@ class Monitor(anywidget.AnyWidget):
         Return True if the thread runs.
         """
         with self._lock:
-            has_outputs_left = self._pictures and not self._over.is_set()
+            has_outputs_left = self._pictures and not self._is_over
             if self._ticker is None and self._wait is not None and (self.is_live or has_outputs_left):
                 name = f"notebook-launcher monitor of {self.title}"
                 self._ticker = threading.Thread(target=self._tick, name=name, daemon=True)
@@ -309,9 +296,9 @@ class Monitor(anywidget.AnyWidget):
 
     def _end(self) -> None:
         """Send the last messages, and replace the monitor by pictures."""
-        if self._over.is_set():
+        if self._is_over:
             return
-        self._over.set()
+        self._is_over = True
         if self._tap is not None:
             self._tap.close(self._comm_id)
         if self.comm is None:
@@ -467,11 +454,6 @@ class PageRequests:
                 self._busy_with.discard(name)
 
         threading.Thread(target=work, name=f"notebook-launcher monitor {name}", daemon=True).start()
-
-
-def _check_run(run: object) -> None:
-    if not all(callable(getattr(run, name, None)) for name in ("snapshot", "metrics_since", "logs_since")):
-        raise ConfigError(f"Monitor({run!r}): not a run. Pass what launch(...) returned, or open_run(...).")
 
 
 def interval_after(seconds: float) -> float:

@@ -21,7 +21,7 @@ from notebook_launcher.widgets.launching import launch_state
 from notebook_launcher.widgets.launching.launch_state import LaunchState
 from notebook_launcher.widgets.panel.running import Button, RunArea
 from notebook_launcher.widgets.panel.view import PanelView, product
-from notebook_launcher.widgets.place import WIDGET_VIEW, Kept, PanelCell, open_widgets, panel_html
+from notebook_launcher.widgets.place import Kept, PanelCell, open_widgets, panel_html, view_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -268,9 +268,8 @@ class ConfigPanel(anywidget.AnyWidget):
         if is_first and sink.has_audience:
             self._recall()
         self.draw()  # The cell may have given names to the panel and to other values meanwhile.
-        view = {"version_major": 2, "version_minor": 0, "model_id": self.model_id}
         # A notebook that is not trusted shows the empty HTML: the picture below is enough.
-        sink.display({WIDGET_VIEW: view, "text/html": "", "text/plain": repr(self)})
+        sink.display({**view_of(self), "text/html": "", "text/plain": repr(self)})
         if sink.is_cell:
             self._kept.show(sink, self._picture(), self.code)
         self.run_area.show()
