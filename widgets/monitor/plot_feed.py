@@ -104,20 +104,10 @@ class PlotFeed:
 
     def plotting(self, marks: Iterable[tuple[float, str]], turn: int) -> Item:
         """Return the item PLOTTING: the options as the page shows them, and the order of the plots."""
-        options, names = self.options, self.curves.names
+        names = self.curves.names
         most = max((len(self.curves[name]) for name in names), default=0)
-        return {
-            "axis": options.axis,
-            "grouped": options.grouped,
-            "average": self._folds(most),
-            "smoothing": options.smoothing,
-            "order": list(self._charts),
-            "can_group": len(charts_of(names, grouped=True)) < len(names),
-            "has_epochs": any(map(is_epoch, names)),
-            "num_ranks": most,
-            "marks": [[where, words] for where, words in marks],
-            "turn": turn,
-        }
+        item = plotting_item(self.options, names, list(self._charts), turn)
+        return item | {"average": self._folds(most), "num_ranks": most, "marks": [list(mark) for mark in marks]}
 
     def zoom(self, points: Sequence[MetricPoint], key: str, low: float, high: float) -> Item | None:
         """Return a plot of these points between two places on the axis, as fine as they are; None: there is no plot."""
@@ -157,6 +147,22 @@ class PlotFeed:
             "latest": "" if is_group else latest_of(ranks[0]),
             "lines": lines,
         }
+
+
+def plotting_item(options: PlotOptions, names: Sequence[str], order: Sequence[str], turn: int) -> Item:
+    """Return the item PLOTTING of metrics without ranks of their own, whose plots have these keys."""
+    return {
+        "axis": options.axis,
+        "grouped": options.grouped,
+        "average": True,
+        "smoothing": options.smoothing,
+        "order": order,
+        "can_group": len(charts_of(names, grouped=True)) < len(names),
+        "has_epochs": any(map(is_epoch, names)),
+        "num_ranks": 1,
+        "marks": [],
+        "turn": turn,
+    }
 
 
 def _key(chart: Chart) -> str:

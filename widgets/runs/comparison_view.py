@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any
 import anywidget
 import traitlets
 
-from notebook_launcher.drawing.charts import charts_of, is_epoch
 from notebook_launcher.drawing.legend import legend_item
 from notebook_launcher.widgets.assets import STATIC, join_modules, monitor_css
 from notebook_launcher.widgets.monitor.monitor import plot_options
-from notebook_launcher.widgets.monitor.plot_feed import MAX_FILE
+from notebook_launcher.widgets.monitor.plot_feed import MAX_FILE, plotting_item
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,21 +59,11 @@ class ComparisonPage:
         self._send({"type": "update", **news})
 
     def _plots(self, turn: int) -> dict[str, Any]:
-        options, metrics = self._options, self._comparison.metrics
-        items = self._comparison.plot_items(options)
-        plotting = {
-            "axis": options.axis,
-            "grouped": options.grouped,
-            "average": True,
-            "smoothing": options.smoothing,
-            "order": [item["key"] for item in items],
-            "can_group": len(charts_of(metrics, grouped=True)) < len(metrics),
-            "has_epochs": any(map(is_epoch, metrics)),
-            "num_ranks": 1,
-            "marks": [],
-            "turn": turn,
+        items, metrics = self._comparison.plot_items(self._options), self._comparison.metrics
+        return {
+            "plots": items,
+            "plotting": plotting_item(self._options, metrics, [item["key"] for item in items], turn),
         }
-        return {"plots": items, "plotting": plotting}
 
 
 class ComparisonView(anywidget.AnyWidget):
