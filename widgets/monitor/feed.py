@@ -149,8 +149,8 @@ class Feed:
         snapshot = self._read()
         is_due = snapshot.is_over or snapshot.seconds - self._refreshed >= REFRESH_SECONDS
         plots = self._plots.news(ALL_POINTS if is_last else NEW_POINTS)
-        items = {name: item for name, item in self._items(snapshot).items() if item != self._sent[name]}
-        if "run" in items and not is_due and _calm_run(items["run"]) == _calm_run(self._sent["run"]):
+        items = {name: item for name, item in self._items(snapshot).items() if item != self._sent.get(name)}
+        if "run" in items and not is_due and _calm_run(items["run"]) == _calm_run(self._sent.get("run", {})):
             del items["run"]
         ranks = [item for item in rank_items(snapshot) if self._is_new(item, self._ranks.get(item["rank"]), is_due)]
         news: Item = {
