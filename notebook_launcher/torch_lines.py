@@ -60,14 +60,6 @@ def _without(line: re.Pattern[bytes], fd: int) -> Iterator[None]:
         yield
     finally:
         os.dup2(stream, fd)
-        _pass_on(held, line, fd)
-        os.close(stream)
-        os.close(held)
-
-
-def _pass_on(held: int, line: re.Pattern[bytes], fd: int) -> None:
-    os.lseek(held, 0, os.SEEK_SET)
-    with open(held, "rb", closefd=False) as file:
-        rest = memoryview(line.sub(b"", file.read()))
-    while rest:
-        rest = rest[os.write(fd, rest) :]
+        os.lseek(held, 0, os.SEEK_SET)
+        with open(held, "rb") as file, open(stream, "wb") as output:
+            output.write(line.sub(b"", file.read()))

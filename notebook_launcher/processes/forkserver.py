@@ -95,8 +95,6 @@ class _Server:
 
     def __init__(self, channel: Channel, kernel_pid: int) -> None:
         self._channel = channel
-        self._fds: list[int] = []
-        """Descriptors, besides the channel, that a forked supervisor has to close."""
         self._children: dict[int, list[int]] = {}
         """By process number of each child: its pidfd, and other descriptors to close once the child is reaped."""
         self._image = Image()
@@ -115,13 +113,9 @@ class _Server:
         """True once the kernel is gone, and in a forked child."""
         self._become: Callable[[], None] = lambda: None
         """In a forked child: its life as a supervisor or a host."""
-        self._kernel_pidfd = -1
-        """The pidfd of the kernel; -1 if the kernel is gone, or the system has no pidfds."""
         # The end of file on the channel is not enough, because a process that the user's code forked from the kernel
         # may hold a copy of the kernel's end.
-        with contextlib.suppress(OSError, AttributeError):
-            self._kernel_pidfd = os.pidfd_open(kernel_pid)
-            self._fds.append(self._kernel_pidfd)
+        self._kernel_pidfd = os.pidfd_open(kernel_pid)
         self._server: _ServerAtWork | None = None
         """In a deputy: its server, which imports; otherwise None."""
         self._listen()
@@ -129,8 +123,7 @@ class _Server:
     def _listen(self) -> None:
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._channel, selectors.EVENT_READ, self._on_message)
-        if self._kernel_pidfd >= 0:
-            self._selector.register(self._kernel_pidfd, selectors.EVENT_READ, self._on_kernel_gone)
+        self._selector.register(self._kernel_pidfd, selectors.EVENT_READ, self._on_kernel_gone)
 
     def serve(self) -> Callable[[], None]:
         """Serve until the kernel is gone, and return a function that does nothing.
@@ -214,11 +207,6 @@ class _Server:
             with contextlib.suppress(BrokenPipeError):  # The kernel is gone.
                 os.write(reaped_fd, messages.FORKED.pack(pid, os.getpid()))
 
-    def _is_kernel_gone(self) -> bool:
-        if self._kernel_pidfd < 0:
-            return self._channel.is_at_end()
-        return bool(select.select([self._kernel_pidfd], [], [], 0)[0])
-
     def _on_kernel_gone(self) -> None:
         if self._server is not None:
             self._server.kill()
@@ -239,7 +227,7 @@ class _Server:
         if pid == 0:
             self._close_watched()
             self._channel.close()
-            for each in (*self._fds, *reaped_fds):
+            for each in (self._kernel_pidfd, *reaped_fds):
                 os.close(each)
             if self._server is not None:
                 self._server.close()
@@ -331,7 +319,8 @@ class _Server:
         signal.signal(signal.SIGCHLD, lambda *_: self._reap())
         # The deputy may be gone, too, and the end of the channel would be seen only after seconds of imports. The
         # parent may be a retired predecessor, whose end means nothing.
-        signal.signal(signal.SIGCONT, lambda *_: os._exit(0) if self._is_kernel_gone() else None)
+        kernel = [self._kernel_pidfd]
+        signal.signal(signal.SIGCONT, lambda *_: os._exit(0) if select.select(kernel, [], [], 0)[0] else None)
         try:
             self._reap()
             yield

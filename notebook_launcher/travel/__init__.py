@@ -202,7 +202,7 @@ def unpack_call(
     Raises:
         Exception: An import or the rebuilding of an object failed, for example with ModuleNotFoundError; or a step did.
     """
-    parcel, overwritten = open_parcel(fd), namespace.Overwritten()
+    parcel, before = open_parcel(fd), dict(namespace.main_globals())
     unpickler = namespace.KnownClassesUnpickler(parcel.file, buffers=parcel.buffers)
     follow_settings(unpickler.load())
     for _ in range(unpickler.load()):
@@ -214,7 +214,7 @@ def unpack_call(
     call = FunctionCall(*unpickler.load())
     namespace.unpack_definitions(unpickler.load())
     _import_for_effect(unpickler.load())
-    return call, overwritten.names()
+    return call, namespace.overwritten_since(before)
 
 
 def _replace(replacer: Replacer, unpickler: pickle.Unpickler, notes: Notes) -> None:

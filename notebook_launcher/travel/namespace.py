@@ -31,7 +31,7 @@ from notebook_launcher.travel import cells
 from notebook_launcher.travel.kinds import MAIN
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from notebook_launcher.travel.settings import SetupStep
 
@@ -101,30 +101,27 @@ class Definitions:
         return names, class_ids, cells.pack_cells(files)
 
 
-class Overwritten:
-    """Finds the names whose values in the rank were its own and were overwritten by a call."""
+def overwritten_since(before: Mapping[str, Any]) -> list[str]:
+    """Return the names whose values in the rank were its own and were overwritten by a call; each is returned once.
 
-    def __init__(self) -> None:
-        self._before = dict(main_globals())
-
-    def names(self) -> list[str]:
-        """Return the names that were not returned before; call it after the whole call is unpacked."""
-        namespace, book = main_globals(), _book()
-        arrived = {
-            name: value
-            for name, value in namespace.items()
-            # A function that uses `__name__` brings that name along. The book has such a name too.
-            if not (name.startswith("__") and name.endswith("__"))
-            and (name not in self._before or self._before[name] is not value)
-        }
-        lost = {
-            name
-            for name in arrived.keys() & self._before.keys()
-            if book.value_ids.get(name) != id(self._before[name]) and name not in book.reported
-        }
-        book.value_ids.update((name, id(value)) for name, value in arrived.items())
-        book.reported |= lost
-        return sorted(lost)
+    Args:
+        before: The namespace before the call was unpacked.
+    """
+    namespace, book = main_globals(), _book()
+    arrived = {
+        name: value
+        for name, value in namespace.items()
+        # A function that uses `__name__` brings that name along. The book has such a name too.
+        if not (name.startswith("__") and name.endswith("__")) and (name not in before or before[name] is not value)
+    }
+    lost = {
+        name
+        for name in arrived.keys() & before.keys()
+        if book.value_ids.get(name) != id(before[name]) and name not in book.reported
+    }
+    book.value_ids.update((name, id(value)) for name, value in arrived.items())
+    book.reported |= lost
+    return sorted(lost)
 
 
 def note_inherited() -> None:
