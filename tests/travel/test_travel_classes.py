@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.support.two_mains import notebook
 
 
-def test_classes_are_found_by_plain_pickle_in_the_rank() -> None:
+def test_classes_are_found_by_plain_pickle_in_the_rank_and_may_have_slots() -> None:
     notebook("""
         import dataclasses, enum, pickle, threading, typing
         @dataclasses.dataclass
@@ -37,6 +37,32 @@ def test_classes_are_found_by_plain_pickle_in_the_rank() -> None:
         assert type(inner) is Model.Config and inner.lr == 0.5
         assert text == "Model.Config(lr=0.5)"
         assert rank.call(lambda address: address.port, Server.Address()) == 80
+
+        # Objects with slots come back.
+        @dataclasses.dataclass(slots=True, kw_only=True)
+        class Point:
+            x: int
+            y: list = dataclasses.field(default_factory=list)
+        class Base:
+            __slots__ = ("__hidden", "x")
+            def __init__(self):
+                self.__hidden = self.x = 1
+            def hidden(self):
+                return self.__hidden
+        class Derived(Base):
+            __slots__ = {"y": "Documented."}
+        class Open(Derived):
+            pass
+        def make(given):
+            assert not hasattr(given, "__dict__")
+            derived, opened = Derived(), Open()
+            derived.y, opened.y, opened.z = 2, 3, 4
+            return given, [Point(x=1, y=[2])], derived, opened, Pair(5)
+        point = Point(x=7)
+        given, points, derived, opened, pair = rank.call(make, point)
+        assert (given, points, pair) == (point, [Point(x=1, y=[2])], Pair(5)) and type(given) is Point
+        assert (type(derived), derived.hidden(), derived.x, derived.y) == (Derived, 1, 1, 2)
+        assert (type(opened), opened.hidden(), opened.y, opened.z) == (Open, 1, 3, 4)
     """)
 
 
@@ -116,36 +142,4 @@ def test_class_that_arrives_by_value_under_a_known_id_is_kept_as_it_is() -> None
         _, [fd] = kernel_end.receive()
         os.wait()
         assert type(travel.unpack_value(fd)) is Local and Local.limit == 1
-    """)
-
-
-def test_objects_with_slots_come_back() -> None:
-    notebook("""
-        import dataclasses, typing
-        @dataclasses.dataclass(slots=True, kw_only=True)
-        class Point:
-            x: int
-            y: list = dataclasses.field(default_factory=list)
-        class Base:
-            __slots__ = ("__hidden", "x")
-            def __init__(self):
-                self.__hidden = self.x = 1
-            def hidden(self):
-                return self.__hidden
-        class Derived(Base):
-            __slots__ = {"y": "Documented."}
-        class Open(Derived):
-            pass
-        class Pair(typing.NamedTuple):
-            a: int
-        def make(given):
-            assert not hasattr(given, "__dict__")
-            derived, opened = Derived(), Open()
-            derived.y, opened.y, opened.z = 2, 3, 4
-            return given, [Point(x=1, y=[2])], derived, opened, Pair(5)
-        point = Point(x=7)
-        given, points, derived, opened, pair = rank.call(make, point)
-        assert (given, points, pair) == (point, [Point(x=1, y=[2])], Pair(5)) and type(given) is Point
-        assert (type(derived), derived.hidden(), derived.x, derived.y) == (Derived, 1, 1, 2)
-        assert (type(opened), opened.hidden(), opened.y, opened.z) == (Open, 1, 3, 4)
     """)

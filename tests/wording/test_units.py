@@ -1,4 +1,4 @@
-"""Numbers with their units."""
+"""Numbers with their units, plurals, and lists of ranks."""
 
 from __future__ import annotations
 
@@ -115,3 +115,19 @@ def test_metrics_beyond_the_limit_are_counted():
     assert wording.format_metrics(metrics, 2) == f"loss 0.1234, {('a long name' * 9)[:39]}… 2, 1 more"
     assert wording.format_metrics({"loss": 1.0}) == "loss 1"
     assert wording.format_metrics({}) == ""
+
+
+def test_plural_counts_a_noun():
+    shown = [wording.plural(count, "rank") for count in (0, 1, 2, 1234)]
+    assert shown == ["0 ranks", "1 rank", "2 ranks", "1,234 ranks"]
+
+
+def test_verb_agrees_with_the_number_of_its_subjects():
+    assert [wording.plural_verb("has returned", count) for count in (1, 2)] == ["has returned", "have returned"]
+    assert [wording.plural_verb("is", count) for count in (0, 1)] == ["are", "is"]
+    assert wording.plural_verb("waited", 2) == "waited"
+
+
+def test_ranks_in_a_row_are_a_span():
+    shown = [wording.rank_list(ranks) for ranks in ([2], (2, 0), [7, 0, 1, 2, 3, 3])]
+    assert shown == ["rank 2", "ranks 0, 2", "ranks 0-3, 7"]
