@@ -101,7 +101,7 @@ def static_html(
         svg = document(stack(_drawings(snapshot, curves, PlotOptions())), headline(snapshot))
         parts.append(picture_html(svg, f"Curves and timeline of {headline(snapshot)}"))
     parts += [
-        ranks_html(snapshot.ranks),
+        table_html(rank_columns(snapshot.ranks), caption="Ranks", more="more ranks") if snapshot.ranks else "",
         metrics_html(curves),
         reported_html(pictures),
         shares_html(snapshot.phases),
@@ -199,7 +199,7 @@ def static_text(snapshot: RunSnapshot, curves: Curves | None = None, width: int 
         ["", *tables.table_text(rank_columns(snapshot.ranks), width, dispensable=DISPENSABLE)] if snapshot.ranks else []
     )
     if curves is not None and len(curves):
-        lines += ["", *tables.table_text(metric_columns(metric_rows(curves)), width, dispensable=DISPENSABLE)]
+        lines += ["", *tables.table_text(metric_columns(curves), width, dispensable=DISPENSABLE)]
     if shares := mean_shares(snapshot.phases):
         words = (f"{PHASES[name].word} {format_share(share)}" for name, share in shares.items())
         lines += ["", f"time: {', '.join(words)}"]
@@ -248,11 +248,6 @@ def rank_columns(ranks: Sequence[RankSnapshot]) -> list[Column]:
     ]
 
 
-def ranks_html(ranks: Sequence[RankSnapshot]) -> str:
-    """Return a table with a row for each rank."""
-    return table_html(rank_columns(ranks), caption="Ranks", more="more ranks") if ranks else ""
-
-
 def _result(rank: RankSnapshot) -> str:
     # A rank that was stopped on request has no reason worth a word; one that ended because of another rank has.
     reason = rank.reason if rank.state != "stopped" or rank.reason.startswith("caused by ") else ""
@@ -265,38 +260,27 @@ def _progress(rank: RankSnapshot) -> str:
     return f"{rank.done:,}" if rank.total is None else f"{rank.done:,} / {rank.total:,}"
 
 
-def metric_rows(curves: Curves) -> list[tuple[str, str, str, str, str]]:
-    """Return (name, curve, last, lowest, highest) of each metric, the mean over its ranks."""
+def metric_columns(curves: Curves) -> list[Column]:
+    """Return a row for each metric: its curve, and its last, lowest and highest value, the mean over its ranks."""
     rows = []
     for name in curves.names[:MAX_ROWS]:
         points = mean_of(name, curves[name].values(), 0).points
         every = [value for curve in curves[name].values() for _, value in curve.points() if math.isfinite(value)]
-        last = format_number(points[-1][1]) if points else ""
-        low, high = format_number(min(every, default=None)), format_number(max(every, default=None))
-        rows.append((one_line(name, 80), spark_line(points), last, low, high))
-    return rows
-
-
-def metric_columns(rows: Sequence[tuple[str, str, str, str, str]]) -> list[Column]:
-    """Return the rows of `metric_rows` as columns."""
-    names, lines, *numbers = zip(*rows, strict=True)
-    named = zip(("last", "lowest", "highest"), numbers, strict=True)
+        values = points[-1][1] if points else None, min(every, default=None), max(every, default=None)
+        rows.append((one_line(name, 80), spark_line(points), *map(format_number, values)))
+    names, lines, *numbers = zip(*rows, strict=True) if rows else [()] * 5
     return [
         Column("metric", names, can_shrink=True),
         Column("curve", lines, kind="curve"),
-        *(Column(name, cells, kind="number") for name, cells in named),
+        *(Column(*named, kind="number") for named in zip(("last", "lowest", "highest"), numbers, strict=True)),
     ]
 
 
 def metrics_html(curves: Curves) -> str:
     """Return a table with a row for each metric."""
-    rows = metric_rows(curves)
-    if not rows:
-        return ""
-    left_out = len(curves) - len(rows)
-    return table_html(metric_columns(rows), caption="Metrics", more="more metrics") + (
-        f"<div>{left_out:,} more metrics are not shown.</div>" if left_out else ""
-    )
+    left_out = len(curves) - MAX_ROWS
+    note = f"<div>{left_out:,} more metrics are not shown.</div>" if left_out > 0 else ""
+    return table_html(metric_columns(curves), caption="Metrics", more="more metrics") + note if len(curves) else ""
 
 
 def shares_html(phases: Mapping[int, RankPhases]) -> str:

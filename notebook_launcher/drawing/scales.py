@@ -111,7 +111,7 @@ def tick_labels(ticks: Sequence[float]) -> list[str]:
     """Return a text for each tick, all in one notation: `0.25`, `20k`, `1e-5`."""
     largest = max((abs(tick) for tick in ticks), default=0.0)
     if len(ticks) > 1 and all(tick > 0 for tick in ticks) and largest / min(ticks) >= 100:
-        return [_power(tick) for tick in ticks]
+        return [f"{tick:g}" if 1e-3 <= tick < 1e4 else _exponent(f"{tick:.0e}") for tick in ticks]
     spacing = min((abs(b - a) for a, b in itertools.pairwise(ticks)), default=largest) or 1.0
     if largest >= 1e15 or largest < 1e-3:
         digits = next((d for d in range(9) if all(abs(float(f"{t:.{d}e}") - t) < 1e-4 * spacing for t in ticks)), 9)
@@ -123,10 +123,6 @@ def tick_labels(ticks: Sequence[float]) -> list[str]:
     close = 1e-4 * spacing / unit
     decimals = next((d for d in range(9) if all(abs(round(tick / unit, d) - tick / unit) < close for tick in ticks)), 9)
     return ["0" if tick == 0 else f"{tick / unit:.{decimals}f}{letter}" for tick in ticks]
-
-
-def _power(tick: float) -> str:
-    return f"{tick:g}" if 1e-3 <= tick < 1e4 else _exponent(f"{tick:.0e}")
 
 
 def _exponent(text: str) -> str:

@@ -119,7 +119,9 @@ class _Lanes:
         self._prefix = f"nbl{hashlib.sha256(key).hexdigest()[:8]}"
 
     def draw(self) -> SvgPicture:
-        body = self._patterns() + text(0, 13, "Last windows", bold=True, size=SIZE) + self._subtitle() + self._heads()
+        words = f"{format_seconds(self._x.high - self._x.low)}, from {format_seconds(self._x.low)} after the launch"
+        title = text(0, 13, "Last windows", bold=True, size=SIZE) + text(0, 30, words, width=self._shares - GAP)
+        body = self._patterns() + title + self._heads()
         rows = (self._lane(place, rank) for place, rank in enumerate(self._phases))
         body += "".join(rows) + self._axis() + ("" if self._few else self._summary())
         return SvgPicture(self._width, self._bottom + 23, body)
@@ -202,11 +204,6 @@ class _Lanes:
             base = self._top + 14 + 36 * place
             body += text(self._shares, base, label) + self._row_of_shares(shares, base + 15)
         return body
-
-    def _subtitle(self) -> str:
-        seconds = format_seconds(self._x.high - self._x.low)
-        words = f"{seconds}, from {format_seconds(self._x.low)} after the launch"
-        return text(0, 30, words, width=self._shares - GAP)
 
     def _axis(self) -> str:
         x = dataclasses.replace(self._x, low=0.0, high=self._x.high - self._x.low)

@@ -218,7 +218,7 @@ def line_item(
     if len(rows) > limit:
         rows = [*thin(rows[:-1], max(limit - 1, 4)), rows[-1]]
     # A run that was resumed goes back: of two values at a place, the later one counts.
-    if _goes_back(rows):
+    if any(after[0] <= before[0] for before, after in itertools.pairwise(rows)):
         rows = [row for _, row in sorted({row[0]: row for row in rows}.items())]
     flat = array.array("d", (number for place, value, _ in rows for number in (place, value)))
     points = flat.tobytes()
@@ -237,10 +237,6 @@ def line_item(
         ends = [bands.get(place, (math.nan, math.nan)) for place, _, _ in new]
         line |= {"low": [json_number(low) for low, _ in ends], "high": [json_number(high) for _, high in ends]}
     return line, points
-
-
-def _goes_back(rows: Sequence[Any]) -> bool:
-    return any(after[0] <= before[0] for before, after in itertools.pairwise(rows))
 
 
 def _common(old: bytes, new: bytes) -> int:

@@ -333,7 +333,7 @@ class Comparison:
             Column("run", [one_line(run.name, 40) for run in runs], can_shrink=True),
             Column("state", [run.state for run in runs], kind="state"),
             Column("ranks", [str(run.num_processes) for run in runs], kind="number"),
-            *_measure("samples/s, all ranks", self._runs, speeds, _format_speed),
+            *_measure("samples/s, all ranks", self._runs, speeds, lambda speed: format_number(speed, 3)),
             *_measure("time", self._runs, self.seconds, format_seconds),
             *_measure("peak memory", self._runs, memories, format_bytes),
             Column("id", [run.id for run in runs]),
@@ -389,10 +389,6 @@ def _leader(best: Mapping[str, tuple[float, int]], sign: int) -> str:
 
 def _last(points: Sequence[tuple[float, float]]) -> str:
     return format_number(points[-1][1]) if points else ""
-
-
-def _format_speed(samples_per_second: float) -> str:
-    return format_number(samples_per_second, 3)
 
 
 def _memory(run: RunSnapshot) -> int | None:
