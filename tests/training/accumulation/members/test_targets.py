@@ -176,7 +176,7 @@ def test_sharded_model_accumulates_exactly(ranks, prepared, each_batch, wrapped)
 
         plugin = GradientAccumulationPlugin(num_steps=3, sync_each_batch=each_batch)
         accelerator = Accelerator(cpu=True, gradient_accumulation_plugin=plugin)
-        model = make_model()
+        model: Any = make_model()
         fully_shard(model, mesh=torch.distributed.init_device_mesh("cpu", (2,)))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         if prepared == "both":
