@@ -204,3 +204,17 @@ def test_window_that_is_open_when_the_scale_changes_keeps_its_mean(*, overflows:
         scales.append(scaler.get_scale())
     assert scales[0] != scales[1]
     assert found == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("replaces_method", [False, True])
+def test_zero_grad_of_an_optimizer_of_ones_own_is_called(*, replaces_method: bool) -> None:
+    class Own(torch.optim.SGD):
+        def zero_grad(self, set_to_none: bool = True) -> None:
+            called.append(set_to_none)
+
+    called: list[Any] = []
+    raw: Any = (torch.optim.SGD if replaces_method else Own)([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+    if replaces_method:
+        raw.zero_grad = lambda *, set_to_none: called.append(set_to_none)
+    Accelerator(cpu=True).prepare(raw).zero_grad()
+    assert called == [True]
