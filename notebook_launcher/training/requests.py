@@ -309,29 +309,26 @@ class StoreSlot:
         return int(self.context.rendezvous.store.add(f"call-{self.context.call_id}/{self.name}", number))
 
 
+@dataclasses.dataclass
 class UpdateFence:
-    """Keeps a rank from running more than one update ahead of what its device has done.
+    """Keeps a rank from running more than one update ahead of what its device has done."""
 
-    Args:
-        record: Marks the end of all work that is queued by now, or returns None if nothing can be marked now.
-            None: a backward returns when its work is done.
-    """
-
-    def __init__(self, record: Callable[[], torch.cuda.Event | None] | None) -> None:
-        self._record = record
-        self._previous: torch.cuda.Event | None = None
-        """The mark of the previous update's work; None if nothing is to be waited for."""
+    record: Callable[[], torch.cuda.Event | None] | None
+    """Marks the end of all work that is queued by now, or returns None if nothing can be marked now. None: a backward
+    returns when its work is done."""
+    _previous: torch.cuda.Event | None = None
+    """The mark of the previous update's work; None if nothing is to be waited for."""
 
     @property
     def lead(self) -> int:
         """Number of updates after which all ranks have seen what rank 0 writes while it counts an update."""
-        return 1 if self._record is None else 2
+        return 1 if self.record is None else 2
 
     def pass_update(self) -> None:
         """Wait until the previous update's reduction is done, and mark this one's; after each synchronised backward."""
-        if self._record is None:
+        if self.record is None:
             return
-        mark = self._record()
+        mark = self.record()
         if mark is None:  # A wait would end the capture of a CUDA graph, too; captured work is not carried out.
             return
         previous, self._previous = self._previous, mark
@@ -340,7 +337,7 @@ class UpdateFence:
 
     def finish(self) -> None:
         """Wait until all work that is queued by now is done: every rank has then begun the reductions in it."""
-        mark = None if self._record is None else self._record()
+        mark = None if self.record is None else self.record()
         if mark is not None:
             mark.synchronize()
 

@@ -420,8 +420,7 @@ class MicroBatchBlock:
 class InitialGradient:
     """The factor of a loss as a tensor, made again only if the factor changes."""
 
-    def __init__(self) -> None:
-        self._made: tuple[float, torch.Tensor] | None = None
+    _made: tuple[float, torch.Tensor] | None = None
 
     def of(self, loss: torch.Tensor, factor: float | torch.Tensor) -> torch.Tensor:
         """Return the gradient with which the backward of a loss of one element begins."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -89,19 +89,6 @@ PendingSum: TypeAlias = "tuple[torch.Tensor, dist.Work]"
 """The sum of the ranks' weights, and the work of its all-reduce, which runs beside a backward."""
 
 
-class CountedRound(NamedTuple):
-    """A round of a loader, by which its micro-batches are weighed."""
-
-    round: Round
-    """The counts of all ranks."""
-    mine: int
-    """This rank's weight."""
-    total: int
-    """All ranks' weights."""
-    full: float
-    """The weight of a full micro-batch."""
-
-
 @dataclasses.dataclass(kw_only=True, eq=False)
 class Weighing:
     """Weighs the micro-batches of an Accelerator, on all ranks together."""
@@ -120,8 +107,6 @@ class Weighing:
     """True while an optimizer calls its closure, which may compute the gradients several times."""
     _is_local: bool = False
     """True if every rank trains by itself (`LocalSGD`), so that its windows are means over its own samples."""
-    _newest_round: CountedRound | None = None
-    """The round of the last micro-batch: neighbouring batches share one, so it is seldom another."""
 
     def __post_init__(self) -> None:
         self._num_data_ranks, self._data_rank = self.layout.num_data_ranks, self.layout.data_rank
@@ -141,7 +126,6 @@ class Weighing:
         self._is_local = all(
             member.notes is not None and member.notes.trains_alone for member in self.members.models_and_leaves
         )
-        self._newest_round = None
 
     def factor_outside_blocks(self, weight: Any, reduction: str) -> float | torch.Tensor:
         """Return the factor of a loss outside any block."""
@@ -230,26 +214,16 @@ class Weighing:
         if weight is not None:
             given = self._given_weight(weight)
             return "given", given, 0.0, self._unit_of_given(given)
-        counted = None if loader is None else self._newest_round
-        # Each iteration of a loader makes rounds of its own, so the round shows if it is another one.
-        if loader is not None and (counted is None or counted.round is not loader.current_round):
-            counted = self._newest_round = self._count_round(loader)
+        counted = None if loader is None else self._weights_of_round(loader, loader.current_round)
         if loader is None or counted is None:
             mine = weights.unit if weights.kind == "counted" else 1.0
             return "equal", mine, mine * self._num_data_ranks, mine
         if loader.counts_otherwise or self.gradient_state.active_loaders.are_several:
             self._check_counts(window, loader)
-        unit = weights.unit if weights.kind == "counted" else counted.full
-        per_weight = counted.full if weights.kind == "equal" else 1.0
-        return "counted", counted.mine / per_weight, counted.total / per_weight, unit
-
-    def _count_round(self, loader: ActiveLoader) -> CountedRound | None:
-        """Return the present round of a loader; None if it is unknown, or of other ranks."""
-        current, weights = loader.current_round, self._weights_of_round(loader, loader.current_round)
-        if current is None or weights is None:
-            return None
         full = float(full_rows_of(loader))
-        return CountedRound(current, weights[self._data_rank], sum(weights), full)
+        unit = weights.unit if weights.kind == "counted" else full
+        per_weight = full if weights.kind == "equal" else 1.0
+        return "counted", counted[self._data_rank] / per_weight, sum(counted) / per_weight, unit
 
     def _check_counts(self, window: Window, loader: ActiveLoader) -> None:
         """Warn if the samples that the loader counts may not be the weight of the loss."""

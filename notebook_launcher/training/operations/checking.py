@@ -229,15 +229,11 @@ def _length(tensor: torch.Tensor, dim: int) -> int:
 
 def _form_of(leaf: Any, form: Callable[[torch.Tensor], str]) -> str:
     if not isinstance(leaf, torch.Tensor):
-        return _kind_of(leaf)
+        return "empty" if isinstance(leaf, (list, tuple)) else type(leaf).__name__
     if leaf.is_nested or leaf.layout != torch.strided:
         return f"{leaf.dtype} {leaf.layout} {leaf.is_nested}"
     # Two devices may be served by two backends, which would wait for each other.
     return f"{form(leaf)} {collective_device(leaf.device).type}"
-
-
-def _kind_of(leaf: Any) -> str:
-    return "empty" if isinstance(leaf, (list, tuple)) else type(leaf).__name__
 
 
 def _show(leaf: Any) -> str:

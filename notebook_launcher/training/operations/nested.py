@@ -12,13 +12,6 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
-    from typing_extensions import TypeIs
-
-
-def is_tensor(value: Any) -> TypeIs[torch.Tensor]:
-    """Return True if `value` is a tensor."""
-    return isinstance(value, torch.Tensor)
-
 
 def is_dataclass_instance(value: Any) -> bool:
     """Return True if `value` is an instance of a dataclass."""
@@ -67,7 +60,7 @@ def recursively_apply(
     func: Callable[..., Any],
     data: Any,
     *args: Any,
-    test_type: Callable[[Any], bool] = is_tensor,
+    test_type: Callable[[Any], bool] = torch.is_tensor,
     error_on_other_type: bool = False,
     **kwargs: Any,
 ) -> Any:
