@@ -27,8 +27,26 @@ shards_on_cpus = pytest.mark.skipif(
 class Sessions:
     """Ranks of several numbers, kept from test to test."""
 
-    def __init__(self, opened: dict[int, Session]) -> None:
-        self._opened = opened
+    def __init__(self) -> None:
+        self._opened: dict[int, Session] = {}
+        self._stack = contextlib.ExitStack()
+
+    def open(self, *numbers: int) -> None:
+        """Start ranks of these numbers, but for those that are there."""
+        new = [number for number in numbers if number not in self._opened]
+        for number in new:
+            session = Session(number, output="none", threads_per_process=1)
+            self._opened[number] = self._stack.enter_context(session)
+        for number in new:
+            self._opened[number].run(_import_compiler)
+
+    def close(self) -> None:
+        """End all ranks."""
+        self._stack.close()
+
+    def session(self, number: int) -> Session:
+        """Return the session of so many ranks."""
+        return self._opened[number]
 
     def run(self, num_processes: int, function: Callable[..., Any], *args: Any) -> list[Any]:
         """Run a function on so many ranks."""
@@ -38,16 +56,21 @@ class Sessions:
 @contextlib.contextmanager
 def sessions(*numbers: int) -> Iterator[Sessions]:
     """Sessions of these numbers of ranks, for a fixture; they are there before its first test begins."""
-    with contextlib.ExitStack() as stack:
-        options: dict[str, Any] = {"output": "none", "threads_per_process": 1}
-        opened = {number: stack.enter_context(Session(number, **options)) for number in numbers}
-        for session in opened.values():
-            session.run(_import_compiler)
-        yield Sessions(opened)
+    opened = Sessions()
+    with contextlib.closing(opened):
+        opened.open(*numbers)
+        yield opened
+
+
+@pytest.fixture(scope="package")
+def room_ranks() -> Iterator[Sessions]:
+    """Ranks for all files of a folder whose `conftest.py` imports this fixture: torch's compiler takes 2 s of each."""
+    with sessions() as opened:
+        yield opened
 
 
 def sessions_fixture(*numbers: int, set_up: Callable[[], Any] | None = None) -> Any:
-    """Return a fixture: sessions of these numbers of ranks for all tests of a file.
+    """Return a fixture: sessions of these numbers of ranks for all tests of a file, or of its folder (`room_ranks`).
 
     Args:
         numbers: The numbers of ranks.
@@ -55,8 +78,13 @@ def sessions_fixture(*numbers: int, set_up: Callable[[], Any] | None = None) -> 
     """
 
     @pytest.fixture(scope="module")
-    def opened_sessions() -> Iterator[Sessions]:
-        with sessions(*numbers) as opened:
+    def opened_sessions(request: pytest.FixtureRequest) -> Iterator[Sessions]:
+        with contextlib.ExitStack() as stack:
+            try:
+                opened = request.getfixturevalue("room_ranks")
+            except pytest.FixtureLookupError:
+                opened = stack.enter_context(sessions())
+            opened.open(*numbers)
             if set_up is not None:
                 opened.run(max(numbers), set_up)
             yield opened
@@ -73,8 +101,15 @@ def session_fixture(number: int, set_up: Callable[[], Any] = os.getpid) -> Any:
     """
 
     @pytest.fixture(scope="module")
-    def opened_session() -> Iterator[Session]:
-        with Session(number, output="none") as session:
+    def opened_session(request: pytest.FixtureRequest) -> Iterator[Session]:
+        with contextlib.ExitStack() as stack:
+            try:
+                room = request.getfixturevalue("room_ranks")
+            except pytest.FixtureLookupError:
+                session = stack.enter_context(Session(number, output="none"))
+            else:
+                room.open(number)
+                session = room.session(number)
             session.run(set_up)
             yield session
 

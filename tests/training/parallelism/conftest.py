@@ -1,0 +1,7 @@
+"""The ranks that tests of sharded models share."""
+
+from __future__ import annotations
+
+from tests.support.toy_training import room_ranks
+
+__all__ = ["room_ranks"]
