@@ -11,6 +11,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from notebook_launcher.compat.state import AcceleratorState, PartialState
 from notebook_launcher.config import LaunchConfig
 from notebook_launcher.training import operations
@@ -20,8 +22,6 @@ from notebook_launcher.wording import read_bool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, MutableMapping
-
-    import torch
 
     from notebook_launcher.settings.option_checks import Precision
 
@@ -52,15 +52,6 @@ CONSTANTS: dict[str, Any] = {
 """The names of the files that a checkpoint has, and comparisons by their signs."""
 
 
-def are_libraries_initialized(*names: str) -> list[str]:
-    """Return which of these modules have been imported."""
-    return [name for name in names if name in sys.modules]
-
-
-def check_os_kernel() -> None:
-    """Return: the warning about kernels before Linux 5.5 concerns hangs that this launcher ends."""
-
-
 def compare_versions(library_or_version: Any, operation: str, requirement_version: str) -> bool:
     """Compare a version, or the version of an installed package, as in `compare_versions("torch", ">=", "2.4")`."""
     from packaging.version import parse
@@ -72,11 +63,6 @@ def compare_versions(library_or_version: Any, operation: str, requirement_versio
     if isinstance(found, str):
         found = parse(importlib.metadata.version(found))
     return bool(compare[operation](found, parse(requirement_version)))
-
-
-def is_torch_version(operation: str, version: str) -> bool:
-    """Compare the version of torch, as in `is_torch_version(">=", "2.4")`."""
-    return compare_versions("torch", operation, version)
 
 
 def convert_bytes(size: float) -> str:
@@ -98,17 +84,8 @@ def convert_outputs_to_fp32(model_forward: Callable[..., Any]) -> Callable[..., 
     return forward
 
 
-def get_current_device_type() -> tuple[str, str]:
-    """Return the kind of device that processes compute on, and Accelerate's name for several."""
-    import torch
-
-    return ("cuda", "MULTI_GPU") if torch.cuda.is_available() else ("cpu", "MULTI_CPU")
-
-
 def get_gpu_info() -> tuple[list[str], int]:
     """Return the GPUs' names and their number."""
-    import torch
-
     count = torch.cuda.device_count()
     return [torch.cuda.get_device_name(index) for index in range(count)], count
 
@@ -117,31 +94,6 @@ def get_int_from_env(env_keys: list[str], default: int) -> int:
     """Return the first of these variables that is set to a number from 0 on."""
     found = (int(os.environ.get(key, "-1")) for key in env_keys)
     return next((number for number in found if number >= 0), default)
-
-
-def get_pretty_name(obj: Any) -> str:
-    """Return the name of an object, or else of its class."""
-    return str(getattr(obj, "__qualname__", None) or getattr(obj, "__name__", None) or type(obj).__qualname__)
-
-
-def get_available_trackers() -> list[str]:
-    """Return the trackers that `log_with` knows."""
-    return list(TRACKER_CLASSES)
-
-
-def is_compiled_module(module: torch.nn.Module) -> bool:
-    """Return True if `torch.compile` made this module."""
-    return hasattr(module, "_orig_mod")
-
-
-def is_initialized() -> bool:
-    """Return True if the shared `AcceleratorState` has been made."""
-    return bool(AcceleratorState._shared_state)  # noqa: SLF001 - ours
-
-
-def is_namedtuple(data: Any) -> bool:
-    """Return True if this is a named tuple."""
-    return isinstance(data, tuple) and hasattr(data, "_fields")
 
 
 def is_peft_model(model: Any) -> bool:
@@ -155,24 +107,6 @@ def is_port_in_use(port: int | str | None = None) -> bool:
     """Return True if something listens on a port of this machine; None: 29500."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         return probe.connect_ex(("localhost", 29500 if port is None else int(port))) == 0
-
-
-def is_tensor_information(tensor_info: Any) -> bool:
-    """Return True if this is a `TensorInformation`."""
-    return isinstance(tensor_info, operations.TensorInformation)
-
-
-def is_torch_tensor(tensor: Any) -> bool:
-    """Return True if this is a tensor."""
-    import torch
-
-    return isinstance(tensor, torch.Tensor)
-
-
-def id_tensor_storage(tensor: torch.Tensor) -> tuple[torch.device, int, int]:
-    """Return what two tensors have in common exactly if they share memory."""
-    storage = tensor.untyped_storage()
-    return tensor.device, storage.data_ptr(), storage.nbytes()
 
 
 def merge_dicts(source: dict[Any, Any], destination: dict[Any, Any]) -> dict[Any, Any]:
@@ -197,16 +131,6 @@ def on_main_process(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def parse_choice_from_env(key: str, default: str = "no") -> str:
-    """Return a variable, or the default."""
-    return os.environ.get(key, str(default))
-
-
-def parse_flag_from_env(key: str, default: bool = False) -> bool:
-    """Return True if a variable is on."""
-    return environment.flag(os.environ, key) if key in os.environ else default
-
-
 def purge_accelerate_environment(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return the function, which leaves no `ACCELERATE_...` variable behind that was not there before."""
 
@@ -227,11 +151,6 @@ def _accelerates(variables: MutableMapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in variables.items() if name.startswith("ACCELERATE_")}
 
 
-def recursive_getattr(obj: Any, attr: str) -> Any:
-    """Return an attribute by a path such as `"layers.0.weight"`."""
-    return operator.attrgetter(attr)(obj)
-
-
 def str_to_bool(value: str, to_bool: bool = False) -> int | bool:
     """Return 1 for yes, true, t, y, on and 1, and 0 for their opposites; with `to_bool` True and False."""
     found = read_bool(value)
@@ -242,8 +161,6 @@ def str_to_bool(value: str, to_bool: bool = False) -> int | bool:
 
 def write_basic_config(mixed_precision: Precision = "no", save_location: str | Path | None = None) -> Path | bool:
     """Write Accelerate's settings file for this machine, and return its path; False if the file exists."""
-    import torch
-
     from notebook_launcher.settings.accelerate_yaml import default_path
 
     path = default_path() if save_location is None else Path(save_location)
@@ -254,10 +171,6 @@ def write_basic_config(mixed_precision: Precision = "no", save_location: str | P
     return LaunchConfig(num_processes=max(1, torch.cuda.device_count()), mixed_precision=mixed_precision).to_yaml(path)
 
 
-def _no(*_: Any, **__: Any) -> bool:
-    return False
-
-
 class CannotPadNestedTensorWarning(UserWarning):
     """A nested tensor cannot be padded; never given here, where `pad_across_processes` refuses."""
 
@@ -265,18 +178,36 @@ class CannotPadNestedTensorWarning(UserWarning):
 NAMES: dict[str, Any] = {
     **CONSTANTS,
     **{helper.__name__: helper for helper in (
-        CannotPadNestedTensorWarning, are_libraries_initialized, check_os_kernel, compare_versions, convert_bytes,
-        convert_outputs_to_fp32, filter_trackers, get_available_trackers, get_current_device_type, get_gpu_info,
-        get_int_from_env, get_pretty_name, id_tensor_storage, is_compiled_module, is_initialized, is_namedtuple,
-        is_peft_model, is_port_in_use, is_tensor_information, is_torch_tensor, is_torch_version, merge_dicts,
-        on_main_process, parse_choice_from_env, parse_flag_from_env, purge_accelerate_environment, recursive_getattr,
-        str_to_bool, write_basic_config,
+        CannotPadNestedTensorWarning, compare_versions, convert_bytes, convert_outputs_to_fp32, filter_trackers,
+        get_gpu_info, get_int_from_env, is_peft_model, is_port_in_use, merge_dicts, on_main_process,
+        purge_accelerate_environment, str_to_bool, write_basic_config,
     )},
     "ConvertOutputsToFp32": convert_outputs_to_fp32,
     "LOGGER_TYPE_TO_CLASS": TRACKER_CLASSES,
-    "check_cuda_fp8_capability": _no,
+    "are_libraries_initialized": lambda *names: [name for name in names if name in sys.modules],
+    "check_cuda_fp8_capability": lambda *_, **__: False,
     "check_cuda_p2p_ib_support": lambda: True,
-    "has_compiled_regions": lambda module: any(map(is_compiled_module, module.modules())),
+    "check_os_kernel": lambda: None,  # It warns of hangs with kernels before Linux 5.5, which this launcher ends.
+    "get_available_trackers": lambda: list(TRACKER_CLASSES),
+    "get_current_device_type": lambda: ("cuda", "MULTI_GPU") if torch.cuda.is_available() else ("cpu", "MULTI_CPU"),
+    "get_pretty_name": lambda obj: str(
+        getattr(obj, "__qualname__", None) or getattr(obj, "__name__", None) or type(obj).__qualname__
+    ),
+    "has_compiled_regions": lambda module: any(hasattr(each, "_orig_mod") for each in module.modules()),
+    "id_tensor_storage": lambda tensor: (
+        tensor.device, tensor.untyped_storage().data_ptr(), tensor.untyped_storage().nbytes()
+    ),
     "ignorant_find_batch_size": operations.find_batch_size,
+    "is_compiled_module": lambda module: hasattr(module, "_orig_mod"),
+    "is_initialized": lambda: bool(AcceleratorState._shared_state),  # noqa: SLF001 - ours
+    "is_namedtuple": lambda data: isinstance(data, tuple) and hasattr(data, "_fields"),
+    "is_tensor_information": lambda tensor_info: isinstance(tensor_info, operations.TensorInformation),
+    "is_torch_tensor": lambda tensor: isinstance(tensor, torch.Tensor),
+    "is_torch_version": functools.partial(compare_versions, "torch"),
     "model_has_dtensor": lambda model: any(hasattr(parameter, "device_mesh") for parameter in model.parameters()),
+    "parse_choice_from_env": lambda key, default="no": os.environ.get(key, str(default)),
+    "parse_flag_from_env": lambda key, default=False: (
+        environment.flag(os.environ, key) if key in os.environ else default
+    ),
+    "recursive_getattr": lambda obj, attr: operator.attrgetter(attr)(obj),
 }  # fmt: skip

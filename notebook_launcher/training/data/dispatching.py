@@ -304,14 +304,10 @@ class Portions:
     def deal(
         self, batches: Iterable[tuple[Any, int]], first: Sequence[Any] = ()
     ) -> Iterator[tuple[list[Any], Round, int]]:
-        """Deal out batches that come with the number of samples up to their end.
+        """Yield for each round every rank's batch, what all of them count, and the number of samples up to its end.
 
-        Args:
-            batches: Batches, counted or not, each with the number of samples up to its end.
-            first: The first round of the epoch, if `batches` are the rest of one.
-
-        Yields:
-            Every rank's batch, what all of them count, and the number of samples up to the round's end.
+        Batches come with the number of samples up to their end. `first` is the first round of the epoch, if they are
+        the rest of one.
         """
         per_round = 1 if self.split else self.num_processes
         group: list[CountedBatch] = []

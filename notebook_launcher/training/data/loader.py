@@ -646,12 +646,9 @@ def fetching_arguments(dataloader: Any) -> dict[str, Any]:
 
 
 def data_arguments(dataloader: Any, indices: Any) -> dict[str, Any]:
-    """Return the arguments of a `DataLoader` that choose its data, beside the data set.
+    """Return the arguments of a `DataLoader` that choose its data, and batch it as this loader does.
 
-    Args:
-        dataloader: Loader from which the way of batching is taken.
-        indices: Source of indices: a batch sampler, or a sampler where items are not batches; None for an
-            iterable data set.
+    `indices` are a batch sampler, or a sampler where items are not batches; None for an iterable data set.
     """
     if indices is None:
         return {"batch_size": dataloader.batch_size, "drop_last": dataloader.drop_last}

@@ -102,7 +102,9 @@ def prepare_data_loader(
         num_processes = process.num_processes if num_processes is None else num_processes
         process_index = process.process_index if process_index is None else process_index
     if split_batches:
-        _check_split(dataloader, num_processes)
+        size, batches = dataloader.batch_size, sampler_chain(dataloader)[0]
+        size = getattr(batches, "batch_size", None) if size is None else size
+        check_split(size, num_processes, f"neither the loader nor its {type(batches).__name__} has a batch_size")
     dataset, size, drop_last = dataloader.dataset, dataloader.batch_size, dataloader.drop_last
     is_stream = isinstance(dataset, IterableDataset)
     indices = None if is_stream else sampler_chain(dataloader)[0]
@@ -162,14 +164,6 @@ def _refuse_share(option: str, *, warns: bool) -> None:
     if not warns:
         raise ValueError(text)
     warn_user(text)
-
-
-def _check_split(dataloader: DataLoader[Any], num_processes: int) -> None:
-    size = dataloader.batch_size
-    batch_sampler = sampler_chain(dataloader)[0]
-    if size is None:
-        size = getattr(batch_sampler, "batch_size", None)
-    check_split(size, num_processes, f"neither the loader nor its {type(batch_sampler).__name__} has a batch_size")
 
 
 def _without_shares(dataloader: DataLoader[Any], indices: Any, num_processes: int, *, keeps_shares: bool) -> Any:

@@ -71,13 +71,9 @@ def is_list_of_samples(batch: Any) -> bool:
 def find_row_lists(batch: Any, num_rows: int, samples: Sequence[Any] = ()) -> RowLists:
     """Find the lists, and tuples, of a batch that have an item for each of its samples.
 
-    They are known by what they hold: an item that was part of sample 0, then one of sample 1 and so on; or, made by
-    `collate_fn`, items of one kind that are not themselves parts of the batch with `num_rows` rows each.
-
-    Args:
-        batch: What `collate_fn` made.
-        num_rows: Number of the samples.
-        samples: What it got, if that is known.
+    They are known by what they hold: an item that was part of sample 0, then one of sample 1 and so on, of the
+    `samples` that `collate_fn` got; or, made by `collate_fn`, items of one kind that are not themselves parts of the
+    batch with `num_rows` rows each.
     """
     owners: dict[int, int | None] = {}
     for at, sample in enumerate(samples):
@@ -150,15 +146,8 @@ def _is_part(item: Any, num_rows: int) -> bool:
 def take_rows(batch: Any, start: int, stop: int, num_rows: int, lists: frozenset[str] = frozenset()) -> Any:
     """Return the samples from `start` to `stop` of a batch of `num_rows`, in its structure.
 
-    Args:
-        batch: The batch.
-        start: The first sample.
-        stop: The one after the last.
-        num_rows: Number of its samples.
-        lists: The paths of lists with an item for each sample, beside those that hold plain values alone.
-
-    Raises:
-        TypeError: A part can be moved to a device, so it holds tensors, and is of a type that cannot be cut.
+    `lists` are the paths of lists with an item for each sample, beside those that hold plain values alone. A part that
+    can be moved to a device, so that it holds tensors, and is of a type that cannot be cut, is a TypeError.
     """
 
     def take(part: Any, path: str) -> Any:
@@ -205,17 +194,9 @@ def _rebuild(container: Any, path: str, func: Callable[[Any, str], Any]) -> Any:
 
 
 def join_batches(batches: Sequence[Any], lists: frozenset[str] = frozenset(), path: str = "batch") -> Any:
-    """Return one batch with the samples of all batches.
+    """Return one batch with the samples of all batches; `lists` as for `take_rows`, and `path` that of these parts.
 
-    Args:
-        batches: The batches.
-        lists: The paths of lists with an item for each sample, beside those that hold plain values alone.
-        path: The path of these parts.
-
-    Raises:
-        TypeError: The batches hold something that is neither a tensor, a list nor a plain object, or lists of parts
-            that are not equally long.
-        RuntimeError: Tensors differ in other dimensions than the first.
+    What is neither a tensor, a list nor a plain object, or has other parts in some batches, is a TypeError.
     """
     first = batches[0]
     if len(batches) == 1:
@@ -282,18 +263,8 @@ def uneven_error(what: str) -> ValueError:
     )
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# The check of `split_batches`, by which every batch is cut among the ranks.
-
-
 def check_split(size: int | None, num_processes: int, lacking: str) -> None:
-    """Raise ValueError unless a batch can be cut into equal parts for all ranks.
-
-    Args:
-        size: Number of samples of a batch; None if that is unknown.
-        num_processes: Number of ranks.
-        lacking: Words that say what has no size, if it is unknown.
-    """
+    """Raise ValueError unless a batch can be cut into equal parts for all ranks; `lacking` says what has no size."""
     if size is None:
         raise ValueError(
             f"split_batches=True cuts every batch among the ranks, and their size is not known: {lacking}. Give a "

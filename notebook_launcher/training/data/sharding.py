@@ -123,10 +123,10 @@ class BatchSamplerShard(BatchSampler):
         """Yield this rank's part of batches that may have any size.
 
         Args:
-            batches: Batches that are left to be shared out.
+            batches: Batches that are left to be shared out, after `skip` samples of the epoch.
             start: The epoch's first batches.
             previous: What the ranks had in the round before; empty in the first. None: it is not known.
-            skip: Number of samples of the epoch that were consumed.
+            skip: See `batches`.
             count: Returns the number of samples of a batch.
         """
         known: dict[tuple[int, ...], Round] = {}
@@ -230,11 +230,9 @@ class BatchSamplerShard(BatchSampler):
 
 
 def shares_of(batch_sampler: Any, skip: int = 0) -> Iterator[Share]:
-    """Return the shares of a batch sampler that is shared out; of any other, all its batches.
+    """Return the shares of a batch sampler that is shared out; of any other, or a sampler, all its batches or items.
 
-    Args:
-        batch_sampler: A batch sampler; or a sampler, whose items then count one sample each.
-        skip: Number of samples of the epoch that were consumed. Of a batch that they end in, the rest is yielded.
+    Of a batch in which the `skip` samples end that were consumed, the rest is yielded.
     """
     shares: Iterator[Share] = (
         batch_sampler.shares(skip) if hasattr(batch_sampler, "shares") else _unshared(batch_sampler, skip)

@@ -18,6 +18,7 @@ from notebook_launcher.training.parallelism.wrapping import (
     find_units,
     keep_in_float32,
     merge_tied,
+    places_of,
     return_own_tensors,
 )
 from notebook_launcher.training.precision import DTYPES
@@ -71,7 +72,7 @@ class Sharding:
             ValueError: The model shares parameters with one that was sharded before, or a setting does not fit it.
         """
         self._check(model, ddp)
-        before = _places(model)
+        before = places_of(model)
         policy = self._precision_policy(str(ddp.comm_hook))
         if policy.param_dtype is not None:
             keep_in_float32(model)
@@ -173,16 +174,6 @@ class Sharding:
         return list(tensors.values())
 
 
-def _places(model: torch.nn.Module) -> list[tuple[torch.nn.Module, str, torch.nn.Parameter]]:
-    """Return every parameter with the module that has it and its name there, a tied one once for each of its places."""
-    return [
-        (module, name, parameter)
-        for module in model.modules()
-        for name, parameter in module._parameters.items()  # noqa: SLF001 - `named_parameters` leaves duplicates out
-        if parameter is not None
-    ]
-
-
 # --------------------------------------------------------------------------------------------------------------------
 # The initial weights of a sharded model: rank 0's, on every rank.
 #
@@ -210,12 +201,9 @@ Made = dict[torch.nn.Parameter, torch.nn.Parameter]
 
 
 def materialise(modules: Iterable[torch.nn.Module], device: torch.device, made: Made) -> None:
-    """Give parameters and buffers that are on the meta device memory on `device`, with arbitrary values.
+    """Give the modules' own parameters and buffers that are on the meta device memory, with arbitrary values.
 
-    Args:
-        modules: The modules; their own tensors alone, not the tensors of modules inside of them.
-        device: Device on which the tensors get memory.
-        made: Tensors that were made before; it grows.
+    `made` holds tensors that were made before; it grows.
     """
     for module in modules:
         for name, parameter in module._parameters.items():  # noqa: SLF001 - `named_parameters` leaves duplicates out
@@ -346,7 +334,7 @@ def _spread(state: Mapping[str, Any], before: torch.Tensor, after: Any) -> dict[
 
 
 def sums_on_request() -> bool:
-    """Return True if FSDP2 of this torch can be asked for sums, as it can since torch 2.8."""
+    """Return True if FSDP2 can be asked for sums, as it can since torch 2.8."""
     from torch.distributed.fsdp import FSDPModule
 
     return hasattr(FSDPModule, "set_force_sum_reduction_for_comms")

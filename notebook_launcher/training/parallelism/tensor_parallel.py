@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from notebook_launcher.training.parallelism.wrapping import return_own_tensors
+from notebook_launcher.training.parallelism.wrapping import places_of, return_own_tensors
 from notebook_launcher.training.random import capture_rng_states, restore_rng_states
 from notebook_launcher.training.spread_tensors import is_spread
-from notebook_launcher.wording import type_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -44,8 +43,10 @@ def apply_plan(
 ) -> None:
     """Cut the layers of a plan over a group of ranks, which call this together.
 
+    A model whose parameters are cut already, as transformers loads it on request, is left as it is.
+
     Args:
-        model: The model. One whose parameters are cut already, as transformers loads it on request, is left as it is.
+        model: The model.
         mesh: The ranks of the group.
         plan: Names of modules with their styles: text, or torch's `ParallelStyle`. None: the model's own plan.
         settle: Called with each module before it is cut, to give it the same weights on all ranks.
@@ -61,7 +62,9 @@ def apply_plan(
     size = mesh.size()
     chosen = _expand(model, _plan_of(model) if plan is None else plan)
     _check_heads(model, chosen, size)
-    tied = _tied_places(model)
+    found: dict[int, list[Place]] = {}
+    for module, name, parameter in places_of(model):
+        found.setdefault(id(parameter), []).append((module, name))
     for name, style in chosen.items():
         module = model.get_submodule(name)
         if isinstance(style, str):
@@ -71,7 +74,7 @@ def apply_plan(
         if made is not None:
             parallelize_module(module, mesh, made)
             return_own_tensors(module)
-    _tie_again(tied)
+    _tie_again([places for places in found.values() if len(places) > 1])
 
 
 def share_generators(group: Any) -> None:
@@ -136,11 +139,6 @@ def _check_heads(model: torch.nn.Module, chosen: Mapping[str, Any], size: int) -
 def _check_sizes(name: str, module: torch.nn.Module, style: str, size: int) -> None:
     if style == WHOLE:
         return
-    kind = torch.nn.Embedding if style in EMBEDDINGS else torch.nn.Linear
-    if not isinstance(module, kind):
-        raise ValueError(  # noqa: TRY004 - the plan is wrong, and not the type of an argument
-            f"tp_plan: {style!r} is for {kind.__name__} layers, and {name} is {type_of(module)}."
-        )
     attribute = {
         **dict.fromkeys(CUT_OUTPUTS, "out_features"),
         **dict.fromkeys(CUT_INPUTS, "in_features"),
@@ -169,16 +167,6 @@ def _make_style(style: str) -> Any:
     if style == "rowwise":
         return RowwiseParallel()
     return RowwiseParallel(input_layouts=Replicate())
-
-
-def _tied_places(model: torch.nn.Module) -> list[list[Place]]:
-    """Return the places of each parameter that several modules share."""
-    found: dict[int, list[Place]] = {}
-    for module in model.modules():
-        for name, parameter in module._parameters.items():  # noqa: SLF001 - `named_parameters` leaves duplicates out
-            if parameter is not None:
-                found.setdefault(id(parameter), []).append((module, name))
-    return [places for places in found.values() if len(places) > 1]
 
 
 def _tie_again(tied: list[list[Place]]) -> None:

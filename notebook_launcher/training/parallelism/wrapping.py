@@ -44,11 +44,6 @@ def find_units(
 ) -> Modules:
     """Return the units inside a model by name, inner ones first; the model itself, the outermost, is not among them.
 
-    Args:
-        model: The model.
-        plugin: Chooses the units.
-        ignored: Parameters that stay whole.
-
     Raises:
         ValueError: A class that `transformer_cls_names_to_wrap` names is not in the model.
         TypeError: `auto_wrap_policy` is nothing that torch or this package knows.
@@ -78,7 +73,6 @@ def _choose(model: torch.nn.Module, plugin: FullyShardedDataParallelPlugin) -> s
 
 
 def _no_split(model: torch.nn.Module) -> list[str]:
-    """Return the names of classes that a transformers model wants to keep in one piece."""
     return [*(getattr(model, "_no_split_modules", None) or ())]
 
 
@@ -104,7 +98,6 @@ def _by_size(model: torch.nn.Module, fewest: int) -> set[int]:
     chosen: set[int] = set()
 
     def visit(module: torch.nn.Module) -> int:
-        """Return the number of parameters in a module that no unit inside of it has."""
         own = sum(parameter.numel() for parameter in module.parameters(recurse=False))
         left = own + sum(visit(child) for child in module.children())
         if fewest and left >= fewest and module is not model and not _is_container(module):
@@ -169,6 +162,16 @@ Units = list[list[torch.nn.Module]]
 """Modules that are sharded together, inner ones first."""
 
 
+def places_of(model: torch.nn.Module) -> list[tuple[torch.nn.Module, str, torch.nn.Parameter]]:
+    """Return every parameter with the module that has it and its name there, a tied one once for each of its places."""
+    return [
+        (module, name, parameter)
+        for module in model.modules()
+        for name, parameter in module._parameters.items()  # noqa: SLF001 - `named_parameters` leaves duplicates out
+        if parameter is not None
+    ]
+
+
 def merge_tied(model: torch.nn.Module, units: Mapping[str, torch.nn.Module]) -> Units:
     """Return the units, merged where they share parameters: a parameter can be in one unit only.
 
@@ -198,11 +201,7 @@ def _owners(model: torch.nn.Module, units: Mapping[str, torch.nn.Module]) -> lis
 
 
 def checkpoint_units(model: torch.nn.Module, units: Units) -> Units:
-    """Let each outermost unit keep its inputs alone and compute its activations again in the backward.
-
-    Raises:
-        ValueError: The model has no units.
-    """
+    """Let each outermost unit keep its inputs alone and compute its activations again in the backward."""
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
     if not units:

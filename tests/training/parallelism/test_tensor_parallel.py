@@ -238,8 +238,6 @@ def prepare(kind: type[torch.nn.Module], plan: dict[str, Any] | None, **config: 
         (Net, None, "Net has no plan for tensor parallelism.*write ParallelismConfig"),
         (Net, {"layers.*.up": "diagonal"}, "'diagonal': this style is not supported. It can be 'colwise'"),
         (Net, {"blocks.*.up": "colwise"}, r"tp_plan\['blocks.\*.up'\]: no module of Net has such a name"),
-        (Net, {"layers.*.norm": "colwise"}, "'colwise' is for Linear layers, and layers.0.norm is a LayerNorm"),
-        (Net, {"layers.*.up": "embedding_rowwise"}, "'embedding_rowwise' is for Embedding layers"),
         (Net, {"head": "colwise"}, "tp_size=2 does not divide head.out_features=1, which 'colwise' cuts"),
         (Tied, {"attn": "colwise"}, "tp_size=2 does not divide Tied's num_key_value_heads=1, so attn"),
         (Tied, {"first": "colwise", "third": "rowwise"}, "the weight that Linear and Linear share in two ways"),
