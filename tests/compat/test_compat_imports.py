@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import collections
 import importlib
 import inspect
+import os
 import pickle
 
 import pytest
@@ -144,8 +146,6 @@ def test_functions_of_the_environment_answer_as_accelerates(monkeypatch):
 
 
 def test_functions_of_models_and_tensors_answer_as_accelerates():
-    import collections
-
     Point = collections.namedtuple("Point", "x y")  # noqa: PYI024 - what the function asks for
     model = torch.nn.Linear(2, 2)
     check_alike(
@@ -174,8 +174,6 @@ def test_outputs_are_converted_to_32_bits():
 
 
 def test_environment_is_purged_of_what_a_function_set(monkeypatch):
-    import os
-
     monkeypatch.setenv("ACCELERATE_KEPT", "1")
 
     @utils.purge_accelerate_environment

@@ -11,6 +11,7 @@ import time
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
+from notebook_launcher import notebook_launch
 from notebook_launcher.compat import DistributedType, notebook_launcher
 
 RANDOM = """
@@ -169,8 +170,6 @@ def shared_states():
 
 
 def test_newest_accelerator_is_shared():
-    from notebook_launcher import notebook_launch
-
     for same, refused in notebook_launch(shared_states, 2, output="none"):
         assert same
         assert "mixed_precision='no': an Accelerator of this process has 'bf16'" in refused

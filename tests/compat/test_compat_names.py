@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 import os
 import pickle
@@ -9,6 +10,7 @@ import warnings
 
 import pytest
 import torch
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from notebook_launcher import compat
 from tests.support.toy_training import Sessions, make_model, sessions_fixture
@@ -59,8 +61,6 @@ def test_tensor_that_one_rank_has_is_copied_to_the_others(ranks):
 )
 def test_join_warns_of_loaders_that_it_cannot_join(ranks, joined, even_batches, warning):
     def join():
-        from torch.utils.data import DataLoader, IterableDataset, TensorDataset
-
         class Stream(IterableDataset[int]):
             def __iter__(self):
                 return iter(range(8))
@@ -80,8 +80,6 @@ def test_join_warns_of_loaders_that_it_cannot_join(ranks, joined, even_batches, 
 @pytest.mark.parametrize(("num_ranks", "library"), [(1, "notebook_launcher"), (2, "notebook_launcher.compat")])
 def test_accelerator_pickles_in_a_rank(ranks, num_ranks, library):
     def there_and_back():
-        import importlib
-
         names = importlib.import_module(library)
         accelerator = names.Accelerator(cpu=True, gradient_accumulation_steps=3)
         model = make_model()
@@ -118,8 +116,6 @@ def test_accelerator_whose_state_was_reset_raises():
 @pytest.mark.parametrize("library", ["notebook_launcher.compat"])
 def test_accelerator_whose_state_was_reset_still_knows_its_process(ranks, library, num_ranks):
     def shares():
-        import importlib
-
         accelerator = importlib.import_module(library).Accelerator(cpu=True)
         accelerator.state._reset_state()
         accelerator.wait_for_everyone()
@@ -151,8 +147,6 @@ def count_down(queue, folder):
 
 @pytest.mark.parametrize("library", ["accelerate", "notebook_launcher.compat"])
 def test_overflow_that_a_loop_notes_holds_the_scheduler_back_until_it_takes_the_note_away(library):
-    import importlib
-
     names = importlib.import_module(library)
     model = make_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
+import os
+import types
 from typing import Any
 
 import pytest
+import torch
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from tests.support.toy_training import sessions_fixture
+from notebook_launcher import Accelerator
+from tests.support.toy_training import make_data, make_model, sessions_fixture
 
 LIBRARIES = ("accelerate", "notebook_launcher.compat")
 
@@ -16,9 +23,6 @@ ranks = sessions_fixture(1, 2, 3)
 
 def load(library: str) -> Any:
     """Return a namespace with a library's names, wherever it keeps them."""
-    import importlib
-    import types
-
     homes = {"accelerate": ["", ".utils", ".state", ".data_loader"], "notebook_launcher.compat": [""]}[library]
     names: dict[str, Any] = {}
     for home in reversed(homes):
@@ -34,11 +38,6 @@ def reset(names: Any) -> None:
 
 def set_up(library: str, scenario: dict[str, Any]) -> tuple[Any, ...]:
     """Return a library's Accelerator and the model, optimizer, loader and scheduler that it has prepared."""
-    import torch
-    from torch.utils.data import DataLoader, IterableDataset, TensorDataset
-
-    from tests.support.toy_training import make_data, make_model
-
     inputs, targets = make_data(scenario.get("size", 22))
 
     class Stream(IterableDataset[Any]):
@@ -68,8 +67,6 @@ def set_up(library: str, scenario: dict[str, Any]) -> tuple[Any, ...]:
 
 def train(library: str, scenario: dict[str, Any]) -> dict[str, Any]:
     """Train two epochs in a rank and write everything down."""
-    import torch
-
     accelerator, model, optimizer, loader, scheduler = set_up(library, scenario)
     told: dict[str, Any] = {"weights": [], "rates": [], "samples": [], "metrics": [], "syncs": [], "ends": []}
     told["length"] = None if scenario.get("stream", False) else len(loader)
@@ -142,8 +139,6 @@ def test_training_gives_accelerates_numbers(ranks, num_ranks, scenario):
 
 
 def assert_close(got: Any, wanted: Any, what: str) -> None:
-    import torch
-
     if isinstance(wanted, list) and wanted and isinstance(wanted[0], list):
         assert len(got) == len(wanted), what
         for at, (one, other) in enumerate(zip(got, wanted, strict=True)):
@@ -156,13 +151,6 @@ def assert_close(got: Any, wanted: Any, what: str) -> None:
 
 def save(library: str, folder: str) -> list[str]:
     """Write a checkpoint and a model; return the names of the files."""
-    import os
-
-    import torch
-    from torch.utils.data import DataLoader, TensorDataset
-
-    from tests.support.toy_training import make_data, make_model
-
     names = load(library)
     reset(names)
     accelerator = names.Accelerator(cpu=True)
@@ -183,12 +171,6 @@ def save(library: str, folder: str) -> list[str]:
 
 def restore(library: str, folder: str) -> Any:
     """Load a checkpoint into another model; return its weights and the optimizer's momentum."""
-    import os
-
-    import torch
-
-    from tests.support.toy_training import make_model
-
     names = load(library)
     reset(names)
     accelerator = names.Accelerator(cpu=True)
@@ -214,9 +196,6 @@ def test_both_libraries_write_the_same_files_and_read_each_others(ranks, tmp_pat
 
 def resume(library: str, folder: str, num_skipped: int | None) -> list[list[int]]:
     """Save within an epoch, load, and return the samples of the next two epochs of a loop that skips batches or not."""
-    import torch
-    from torch.utils.data import DataLoader, TensorDataset
-
     names = load(library)
     reset(names)
     names.set_seed(3)
@@ -251,9 +230,6 @@ def test_batches_that_are_skipped_after_load_state_are_those_that_were_had(ranks
 
 
 def drawn_after_batches_of_rank_0(library: str, num_workers: int) -> tuple[list[list[int]], list[float]]:
-    import torch
-    from torch.utils.data import DataLoader, IterableDataset
-
     class Stream(IterableDataset[int]):
         def __iter__(self) -> Any:
             return iter(range(8))
@@ -280,10 +256,6 @@ def test_every_rank_draws_the_same_while_rank_0_reads(ranks, num_workers):
 
 def test_reduce_ignores_the_scale_and_sums_without_a_reduction(ranks):
     def reduced(library: str) -> list[list[float]]:
-        import importlib
-
-        import torch
-
         accelerator = importlib.import_module(library).Accelerator(cpu=True)
         mine = torch.ones(1) * (accelerator.process_index + 1)
         ways: list[dict[str, Any]] = [{"scale": 2.0}, *({"reduction": way} for way in ("none", "mean", "max", "sum"))]
@@ -295,9 +267,6 @@ def test_reduce_ignores_the_scale_and_sums_without_a_reduction(ranks):
 
 
 def accumulate_with_a_loader_of_the_function(library: str) -> list[float]:
-    import torch
-    from torch.utils.data import DataLoader
-
     names = load(library)
     reset(names)
     accelerator = names.Accelerator(cpu=True, gradient_accumulation_steps=2)
@@ -321,3 +290,94 @@ def accumulate_with_a_loader_of_the_function(library: str) -> list[float]:
 def test_windows_end_with_a_loader_that_the_function_prepared(ranks):
     theirs, ours = (ranks.run(2, accumulate_with_a_loader_of_the_function, library) for library in LIBRARIES)
     assert list(ours) == list(theirs)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Local SGD: ranks go their own way between averages, by both sets of rules.
+
+
+OURS = ("notebook_launcher", "notebook_launcher.compat")
+
+
+def train_locally(library: str, num_steps: int, *, enabled: bool = True, fail: bool = False) -> list[torch.Tensor]:
+    """Train five steps, averaging every `num_steps`; return the weights after each, and after the block."""
+    names = importlib.import_module(library)
+    home = "accelerate.local_sgd" if library == "accelerate" else "notebook_launcher.compat.local_sgd"
+    accelerator = names.Accelerator(cpu=True)
+    model = make_model()
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    told = []
+
+    def weights() -> torch.Tensor:
+        return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+    local_sgd = importlib.import_module(home).LocalSGD(accelerator, model, num_steps, enabled)
+    with contextlib.suppress(KeyError), local_sgd:
+        for number in range(5):
+            inputs, targets = make_data(4, seed=10 * number + accelerator.process_index)
+            accelerator.backward(torch.nn.functional.mse_loss(model(inputs), targets))
+            optimizer.step()
+            optimizer.zero_grad()
+            local_sgd.step()
+            told.append(weights())
+        if fail:
+            raise KeyError
+    told.append(weights())
+    if library != "notebook_launcher":
+        state = importlib.import_module("accelerate.state" if library == "accelerate" else library)
+        state.AcceleratorState._reset_state(True)
+        state.GradientState._reset_state()
+    return told
+
+
+@pytest.mark.parametrize(("num_ranks", "library"), [(1, OURS[0]), (2, OURS[0]), (2, OURS[1])])
+def test_numbers_are_accelerates(ranks, num_ranks, library):
+    for wanted, got in zip(
+        ranks.run(num_ranks, train_locally, "accelerate", 2),
+        ranks.run(num_ranks, train_locally, library, 2),
+        strict=True,
+    ):
+        torch.testing.assert_close(got, wanted)
+
+
+def test_ranks_agree_after_every_average_alone(ranks):
+    first, second = ranks.run(2, train_locally, "notebook_launcher", 2)
+    assert [torch.equal(*pair) for pair in zip(first, second, strict=True)] == [False, True, False, True, False, True]
+    torch.testing.assert_close(first[5], (first[4] + second[4]) / 2)
+
+
+def test_without_it_ranks_always_agree_and_one_process_trains_as_ever(ranks):
+    def plain() -> Any:
+        return train_locally("notebook_launcher", 2, enabled=False)
+
+    first, second = ranks.run(2, plain)
+    assert all(torch.equal(*pair) for pair in zip(first, second, strict=True))
+    assert all(map(torch.equal, ranks.run(1, train_locally, "notebook_launcher", 2)[0], ranks.run(1, plain)[0]))
+
+
+def test_no_rank_waits_to_average_after_an_error(ranks):
+    def fail() -> Any:
+        return train_locally("notebook_launcher", 6, fail=True)
+
+    first, second = ranks.run(2, fail)
+    assert torch.equal(first[4], first[5])
+    assert torch.equal(second[4], second[5])
+
+
+@pytest.mark.parametrize(("num_steps", "sharded", "message"), [
+    (0, False, "local_sgd_steps=0 is too small"),
+    (2, True, "fully_shard was applied to this Sequential"),
+])  # fmt: skip
+def test_local_sgd_refuses_zero_steps_and_sharded_models(ranks, num_steps, sharded, message):
+    def refuse() -> None:
+        from torch.distributed.fsdp import fully_shard  # brings the compiler
+
+        from notebook_launcher.compat import LocalSGD
+
+        accelerator, model = Accelerator(cpu=True), make_model()
+        if sharded:
+            fully_shard(model, mesh=torch.distributed.init_device_mesh("cpu", (2,)))
+        with pytest.raises(ValueError, match=message):
+            LocalSGD(accelerator, accelerator.prepare(model), num_steps)
+
+    ranks.run(2, refuse)

@@ -10,8 +10,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, TensorDataset
 
+from notebook_launcher import (
+    Accelerator,
+    GradientAccumulationPlugin,
+    GradScalerKwargs,
+    ParallelismConfig,
+    notebook_launch,
+)
 from notebook_launcher import FullyShardedDataParallelPlugin as Plugin
-from notebook_launcher import ParallelismConfig, notebook_launch
 from tests.support.toy_training import make_data, make_model, make_replicas, sessions_fixture, shards_on_cpus
 
 pytestmark = shards_on_cpus
@@ -58,8 +64,6 @@ def clip(accelerator: Any, parameters: list[Any], how: str) -> None:
 
 def train(layout: str, options: dict[str, Any]) -> list[Any]:
     """Train for an epoch in a rank; return, for each update, weights before, samples, gradients and weights after."""
-    from notebook_launcher import Accelerator, GradientAccumulationPlugin, GradScalerKwargs
-
     num_ranks = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
     accelerator = Accelerator(
         cpu=True,
@@ -154,8 +158,6 @@ def count(each: bool | None) -> list[tuple[int, int]]:
     """Return the numbers of reduce-scatters and all-reduces in each backward of a window, with two replicas."""
     from torch.distributed.tensor.debug import CommDebugMode
 
-    from notebook_launcher import Accelerator, GradientAccumulationPlugin
-
     plugin = GradientAccumulationPlugin(3, sync_each_batch=each)
     accelerator = Accelerator(cpu=True, gradient_accumulation_plugin=plugin, **arguments("hybrid", 4))
     net: Any = make_model()
@@ -190,8 +192,6 @@ def test_replicas_are_reduced_at_the_end_of_a_window_alone(ranks, each, expected
 
 
 def train_in_order(order: str, settings: dict[str, Any]) -> list[torch.Tensor]:
-    from notebook_launcher import Accelerator
-
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=3, **settings)
     net: Any = make_model(seed=accelerator.process_index)  # of rank 0 alone the weights count
     plain: Any = torch.optim.AdamW(net.parameters(), lr=0.1)
@@ -233,8 +233,6 @@ def test_updates_are_those_of_whole_models(ranks, num_ranks, order, settings):
 
 def test_settings_of_fsdp1_without_effect_are_named_in_one_line(capsys):
     def shard() -> None:
-        from notebook_launcher import Accelerator
-
         Accelerator(cpu=True, fsdp_plugin=Plugin(use_orig_params=True, limit_all_gathers=False))
 
     notebook_launch(shard, 2)
@@ -244,8 +242,6 @@ def test_settings_of_fsdp1_without_effect_are_named_in_one_line(capsys):
 
 
 def test_offload_on_one_process_warns_that_it_has_no_effect():
-    from notebook_launcher import Accelerator
-
     with pytest.warns(UserWarning, match="cpu_offload=True.* no effect here: one process keeps whole models.* on cpu"):
         accelerator = Accelerator(cpu=True, fsdp_plugin=Plugin(cpu_offload=True))
     assert not accelerator.is_fsdp2
@@ -253,8 +249,6 @@ def test_offload_on_one_process_warns_that_it_has_no_effect():
 
 def toy() -> tuple[float, bool, str]:
     """The documented example, whose exact weight is 2.04, with a model in place of the tensor."""
-    from notebook_launcher import Accelerator
-
     accelerator = Accelerator(gradient_accumulation_steps=2)
     model: Any = torch.nn.Linear(1, 1, bias=False)
     torch.nn.init.zeros_(model.weight)

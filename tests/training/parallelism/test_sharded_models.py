@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
+from notebook_launcher import (
+    Accelerator,
+    DistributedDataParallelKwargs,
+    GradientAccumulationPlugin,
+    Session,
+    notebook_launch,
+)
 from notebook_launcher import FullyShardedDataParallelPlugin as Plugin
-from notebook_launcher import Session, notebook_launch
 from tests.support.toy_training import session_fixture, shards_on_cpus
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
 
 pytestmark = shards_on_cpus
 
@@ -87,8 +95,6 @@ def train(
     clip: float | None = None,
     options: dict[str, Any] | None = None,
 ) -> dict[str, torch.Tensor]:
-    from notebook_launcher import Accelerator
-
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2, **(options or {}), **settings)
     torch.manual_seed(0)
     net: Any = make()
@@ -167,8 +173,6 @@ def test_each_kind_of_model_trains_as_a_whole_one(session, make):
 def average(options: dict[str, Any], folder: str) -> tuple[dict[str, torch.Tensor], float]:
     from torch.optim.swa_utils import AveragedModel
 
-    from notebook_launcher import Accelerator
-
     torch.manual_seed(0)
     accelerator = Accelerator(cpu=True, **options)
     net: Any = Net(norm=True)
@@ -205,8 +209,6 @@ def test_clipping_is_exact_with_modules_that_stay_whole(session, ignored, clip):
 
 def test_clipping_by_the_largest_element_is_exact_where_a_rank_has_no_part(session):
     def clip(sharded: bool) -> tuple[float, list[float]]:
-        from notebook_launcher import Accelerator
-
         accelerator = Accelerator(cpu=True, fsdp_plugin=Plugin() if sharded else None)
         net = torch.nn.Linear(3, 1, bias=False)  # One row, so rank 1 has none.
         torch.nn.init.ones_(net.weight)
@@ -239,8 +241,6 @@ def test_checkpointed_and_compiled_units_keep_names_and_numbers(session, plugin,
 
 def test_several_models_and_an_optimizer_with_state_are_sharded(session):
     def train(sharded: bool) -> list[torch.Tensor]:
-        from notebook_launcher import Accelerator
-
         nets: list[Any] = [torch.nn.Linear(3, 3), torch.nn.Linear(3, 1)]
         for net in nets:
             torch.nn.init.constant_(net.weight, 0.5)
@@ -284,8 +284,6 @@ def test_ranks_that_use_different_parameters_of_a_unit_train_as_with_ddp(session
     def train(settings: dict[str, Any]) -> dict[str, torch.Tensor]:
         from torch.distributed.fsdp import FSDPModule
 
-        from notebook_launcher import Accelerator, DistributedDataParallelKwargs, GradientAccumulationPlugin
-
         torch.manual_seed(0)
         net: Any = Switched()
         accelerator = Accelerator(
@@ -314,8 +312,6 @@ def test_ranks_that_use_different_parameters_of_a_unit_train_as_with_ddp(session
 
 def test_weights_on_the_meta_device_are_initialised_once_and_equal_on_all_ranks(session):
     def make() -> dict[str, torch.Tensor]:
-        from notebook_launcher import Accelerator
-
         accelerator = Accelerator(cpu=True, fsdp_plugin=Plugin(cpu_ram_efficient_loading=True))
         torch.manual_seed(accelerator.process_index)
         with torch.device("meta"):
@@ -340,8 +336,6 @@ def test_weights_on_the_meta_device_are_initialised_once_and_equal_on_all_ranks(
 )  # fmt: skip
 def test_settings_that_do_not_fit_a_model_are_refused_by_name(session, make, plugin, message):
     def prepare() -> None:
-        from notebook_launcher import Accelerator
-
         Accelerator(cpu=True, fsdp_plugin=plugin).prepare(make())
 
     with pytest.raises((ValueError, TypeError), match=message):
@@ -349,8 +343,6 @@ def test_settings_that_do_not_fit_a_model_are_refused_by_name(session, make, plu
 
 
 def misuse_shared() -> None:
-    from notebook_launcher import Accelerator
-
     accelerator = Accelerator(cpu=True, fsdp_plugin=Plugin())
     one, two = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
     two.weight = one.weight
@@ -359,8 +351,6 @@ def misuse_shared() -> None:
 
 
 def misuse_unsynced() -> None:
-    from notebook_launcher import Accelerator
-
     accelerator = Accelerator(cpu=True, fsdp_plugin=Plugin())
     net: Any = torch.nn.Linear(2, 2)
     net, optimizer = accelerator.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
@@ -370,8 +360,6 @@ def misuse_unsynced() -> None:
 
 
 def misuse_stray() -> None:
-    from notebook_launcher import Accelerator
-
     accelerator = Accelerator(cpu=True, fsdp_plugin=Plugin())
     net: Any = torch.nn.Linear(2, 2)
     optimizer: Any = accelerator.prepare(torch.optim.SGD(net.parameters(), lr=0.1))
@@ -381,8 +369,6 @@ def misuse_stray() -> None:
 
 def act_alone(act: str, peers: str) -> None:
     """Let rank 0 do what all ranks have to do, while the other trains on, or waits elsewhere."""
-    from notebook_launcher import Accelerator
-
     accelerator = Accelerator(cpu=True, fsdp_plugin=Plugin())
     net: Any = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
     net, optimizer = accelerator.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
@@ -439,8 +425,6 @@ def step_on_one_rank_then_on_all(*, fails: bool) -> float:
     """Train with objects that live as long as the ranks; at first rank 1 fails before its step."""
     import builtins
 
-    from notebook_launcher import Accelerator
-
     if fails:
         accelerator = Accelerator(cpu=True, fsdp_plugin=Plugin())
         net: Any = torch.nn.Linear(2, 2)
@@ -465,8 +449,6 @@ def test_sharded_objects_train_on_after_a_call_that_failed_between_the_steps_of_
 
 
 def describe_mesh(plugin: Plugin | None) -> tuple[Any, ...]:
-    from notebook_launcher import Accelerator
-
     accelerator = Accelerator(cpu=True, fsdp_plugin=plugin)
     mesh = accelerator.torch_device_mesh
     names = None if mesh is None else (mesh.mesh_dim_names, mesh.size())
@@ -479,8 +461,6 @@ def test_an_accelerator_has_a_mesh_only_if_it_shards(session):
 
 
 def misuse_hook() -> None:
-    from notebook_launcher import Accelerator, DistributedDataParallelKwargs
-
     handler = DistributedDataParallelKwargs(comm_hook="power_sgd")
     Accelerator(cpu=True, fsdp_plugin=Plugin(), kwargs_handlers=[handler]).prepare(torch.nn.Linear(2, 2))
 
@@ -497,3 +477,83 @@ def misuse_hook() -> None:
 def test_misuse_of_a_sharded_model_is_an_error_with_the_right_call(session, misuse, message):
     with pytest.raises((ValueError, RuntimeError), match=message):
         session.run(misuse)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Lists of parameters from before a model was sharded: prepared optimizers and clipping take the sharded ones.
+
+
+def weights_after(*, shards: bool, clips: str, unfreezes: bool = False) -> list[torch.Tensor]:
+    """Train with lists that were made before `prepare`; return the whole weights."""
+    accelerator = Accelerator(cpu=True, fsdp_plugin=Plugin(fsdp_version=2) if shards else None)
+    torch.manual_seed(0)
+    model: Any = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1)).double()
+    first = list(model[0].parameters())
+    if unfreezes:
+        model[0].requires_grad_(False)
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer: Any = torch.optim.SGD(parameters, lr=1.0)
+    model, optimizer = accelerator.prepare(model, optimizer)
+    if unfreezes:
+        for parameter in first:
+            parameter.requires_grad_(True)
+        with pytest.raises(TypeError, match="ordered collections"):
+            optimizer.add_param_group({"params": set(first)})
+        optimizer.add_param_group({"params": first})
+    generator = torch.Generator().manual_seed(accelerator.process_index)
+    for _ in range(3):
+        inputs = torch.randn(8, 4, dtype=torch.double, generator=generator)
+        with accelerator.accumulate(model):
+            accelerator.backward(model(inputs).square().mean())
+            if clips == "norm":
+                norm = accelerator.clip_grad_norm_(parameters, 0.01)
+                assert norm is not None
+                assert norm > 0
+            else:
+                accelerator.clip_grad_value_(parameters, 0.001)
+            optimizer.step()
+            optimizer.zero_grad()
+    return list(whole(model).values())
+
+
+def train_with_an_optimizer_that_stays_unprepared(num_steps: int) -> list[str]:
+    """Return the warnings of two windows."""
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=num_steps, fsdp_plugin=Plugin(fsdp_version=2))
+    model: Any = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    model = accelerator.prepare(model)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2 * num_steps):
+            with accelerator.accumulate(model):
+                accelerator.backward(model(torch.ones(2, 4)).mean())
+                if accelerator.sync_gradients:
+                    optimizer.step()
+                    optimizer.zero_grad()
+    return [str(one.message) for one in caught]
+
+
+@pytest.mark.parametrize("clips", ["norm", "value"])
+def test_gradients_of_an_old_list_are_clipped(session: Session, clips: str) -> None:
+    def train() -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        return weights_after(shards=True, clips=clips), weights_after(shards=False, clips=clips)
+
+    for sharded, replicated in session.run(train):
+        torch.testing.assert_close(sharded, replicated, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("num_steps", [1, 2])
+def test_optimizer_of_whole_parameters_that_trains_nothing_warns(session: Session, num_steps: int) -> None:
+    for messages in session.run(train_with_an_optimizer_that_stays_unprepared, args=(num_steps,)):
+        assert messages[0].startswith("a sharded model has gradients that no optimizer has used or cleared.")
+
+
+def test_group_of_an_old_list_that_was_unfrozen_is_trained(session: Session) -> None:
+    def train() -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        sharded = weights_after(shards=True, clips="value", unfreezes=True)
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1)).double()
+        return sharded, [parameter.detach().clone() for parameter in model.parameters()]
+
+    for after, before in session.run(train):
+        assert all(not torch.equal(one, other) for one, other in zip(after, before, strict=True))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
+from notebook_launcher import Accelerator
 from notebook_launcher import FullyShardedDataParallelPlugin as Plugin
 from tests.support.toy_training import sessions_fixture, shards_on_cpus
 
@@ -52,8 +53,6 @@ def whole(model: Any) -> dict[str, torch.Tensor]:
 
 def load_on_first(path: Path) -> tuple[int, bool, dict[str, torch.Tensor], torch.Tensor]:
     """Load on rank 0 alone; return the numbers that the rank held before `prepare`, and what came of it."""
-    from notebook_launcher import Accelerator
-
     accelerator = Accelerator(cpu=True, fsdp_plugin=Plugin())
     if accelerator.is_main_process:
         model = load(path)
@@ -83,8 +82,6 @@ def test_weights_that_rank_0_alone_reads_reach_all_ranks(ranks, folder):
 
 def test_wish_to_load_on_rank_0_reaches_transformers_until_the_next_accelerator(ranks, folder):
     def ask() -> list[bool]:
-        from notebook_launcher import Accelerator
-
         def is_asked() -> bool:
             return bool(transformers.integrations.is_fsdp_enabled())
 
@@ -115,8 +112,6 @@ def with_lora(model: Any) -> Any:
 
 def train(path: Path, change: Any, plugin: Plugin | None) -> tuple[list[float], dict[str, torch.Tensor]]:
     """Train as a Trainer's loop does: `no_sync` in a window, clipping, a scheduler, an evaluation after each update."""
-    from notebook_launcher import Accelerator
-
     accelerator = Accelerator(cpu=True, fsdp_plugin=plugin)
     model = change(load(path))
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]

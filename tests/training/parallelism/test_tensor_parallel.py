@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, TensorDataset
 
-from notebook_launcher import ParallelismConfig
+from notebook_launcher import Accelerator, DataLoaderConfiguration, GradientAccumulationPlugin, ParallelismConfig
 from tests.support.toy_training import make_data, sessions_fixture, shards_on_cpus
 
 pytestmark = shards_on_cpus
@@ -23,8 +23,6 @@ MESHES = [(1, 2, 2), (2, 1, 2), (1, 1, 4)]
 
 def make_meshes() -> None:
     """Make the groups of all meshes, whose sockets stay open as long as the ranks."""
-    from notebook_launcher import Accelerator
-
     for sizes in MESHES:
         Accelerator(cpu=True, parallelism_config=config(sizes))
 
@@ -76,8 +74,6 @@ def windows(
     clip: float | None,
 ) -> list[Any]:
     """Return the samples of each window that this rank read and that count, the window's gradient, and its norm."""
-    from notebook_launcher import Accelerator, DataLoaderConfiguration, GradientAccumulationPlugin
-
     accelerator = Accelerator(
         cpu=True,
         parallelism_config=config(sizes),
@@ -140,8 +136,6 @@ def test_gradient_of_any_window_is_that_of_its_samples(ranks, sizes, num_samples
 
 def train(sizes: tuple[int, int, int] | None) -> tuple[list[torch.Tensor], torch.Tensor, int]:
     """Return the weights after 4 updates, the gathered predictions, and the rows of a rank's generator."""
-    from notebook_launcher import Accelerator
-
     accelerator = Accelerator(
         cpu=True, gradient_accumulation_steps=2, parallelism_config=None if sizes is None else config(sizes)
     )
@@ -192,8 +186,6 @@ class Bare(Block):
 
 def test_outputs_may_be_changed_in_place_as_in_a_whole_model(ranks):
     def gradients(sizes: tuple[int, int, int] | None) -> tuple[list[torch.Tensor], list[str]]:
-        from notebook_launcher import Accelerator
-
         net: Any = InPlace()
         for layer in net.layers:
             layer.__class__ = Bare
@@ -222,8 +214,6 @@ class Tied(torch.nn.Module):
 
 
 def prepare(kind: type[torch.nn.Module], plan: dict[str, Any] | None, **config: Any) -> Any:
-    from notebook_launcher import Accelerator, DataLoaderConfiguration
-
     accelerator = Accelerator(
         cpu=True,
         parallelism_config=ParallelismConfig(dp_shard_size=2, tp_size=2, tp_plan=plan),
@@ -272,8 +262,6 @@ def test_model_of_transformers_brings_its_plan(ranks):
     def train(sizes: tuple[int, int, int] | None) -> list[torch.Tensor]:
         from transformers import LlamaConfig, LlamaForCausalLM
 
-        from notebook_launcher import Accelerator
-
         mesh = None if sizes is None else ParallelismConfig(*sizes)
         accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2, parallelism_config=mesh)
         torch.manual_seed(accelerator.process_index)
@@ -305,8 +293,6 @@ def test_model_of_transformers_brings_its_plan(ranks):
 
 def test_rank_has_a_number_along_each_dimension_of_the_mesh(ranks):
     def numbers(tp_size: int) -> tuple[int, ...]:
-        from notebook_launcher import Accelerator
-
         accelerator = Accelerator(cpu=True, parallelism_config=ParallelismConfig(dp_shard_size=2, tp_size=tp_size))
         with accelerator.maybe_context_parallel(buffers=[], buffer_seq_dims=[]):
             pass

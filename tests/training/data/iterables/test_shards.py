@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch.distributed import get_rank, get_world_size
 from torch.utils.data import DataLoader, IterableDataset
 
+from notebook_launcher import Accelerator
 from notebook_launcher.training.data import gather_for_metrics, prepare_data_loader, skip_first_batches
 from tests.support.toy_training import full_gradient, make_data, make_model, sessions_fixture
 
@@ -89,8 +90,6 @@ def test_every_rank_reads_its_own_shards_and_every_sample_counts_once(ranks, siz
 
 def train(sizes: tuple[int, ...]) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
     """Train one window over everything; return the gradient's effect on the weights, and the weights before."""
-    from notebook_launcher import Accelerator
-
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=100, even_batches=False, dispatch_batches=False)
     model = make_model()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -163,8 +162,6 @@ def test_position_of_other_ranks_or_workers_is_refused(ranks):
 def test_data_set_that_the_user_split_is_not_split_again(ranks):
     def split(whole_on: int | None) -> Any:
         from datasets.distributed import split_dataset_by_node
-
-        from notebook_launcher import Accelerator
 
         accelerator = Accelerator(cpu=True)
         rank = accelerator.process_index if whole_on is None else whole_on
