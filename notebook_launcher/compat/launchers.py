@@ -10,7 +10,6 @@ from notebook_launcher.compat.names import find as __getattr__  # noqa: F401 - t
 from notebook_launcher.errors import CaptureError, ConfigError, LaunchError
 from notebook_launcher.kernel.failures.culprit import Failure
 from notebook_launcher.kernel.launch import notebook_launch
-from notebook_launcher.wording import unknown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -18,9 +17,6 @@ if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 __all__ = ["debug_launcher", "notebook_launcher"]
-
-RDZV_BACKENDS = ("static", "c10d")
-"""Kinds of rendezvous that Accelerate has; here both are the launcher's own."""
 
 
 def notebook_launcher(
@@ -51,7 +47,7 @@ def notebook_launcher(
         master_addr: Accepted.
         node_rank: Accepted.
         num_nodes: 1.
-        rdzv_backend: `"static"` or `"c10d"`; both are the launcher's own.
+        rdzv_backend: Accepted; the rendezvous is the launcher's own.
         rdzv_endpoint: Accepted.
         rdzv_conf: Accepted.
         rdzv_id: Accepted.
@@ -63,7 +59,16 @@ def notebook_launcher(
         ChildFailedError: A process failed; the message has its traceback, and the cause is the exception itself.
         ValueError: `num_processes` was left out, there is more than one node, or the environment asks for a TPU.
     """
-    del use_port, master_addr, rdzv_endpoint, rdzv_conf, rdzv_id, monitor_interval, log_line_prefix_template
+    del (
+        use_port,
+        master_addr,
+        rdzv_backend,
+        rdzv_endpoint,
+        rdzv_conf,
+        rdzv_id,
+        monitor_interval,
+        log_line_prefix_template,
+    )
     if os.environ.get("PJRT_DEVICE") == "TPU" or "TPU_NAME" in os.environ:
         raise ValueError(
             "TPUs are not supported (PJRT_DEVICE or TPU_NAME asks for one): ranks compute on CPUs and NVIDIA GPUs. Use "
@@ -73,8 +78,6 @@ def notebook_launcher(
         raise ValueError("num_processes=None: pass the number of processes to start, as in num_processes=2.")
     if num_nodes != 1 or node_rank != 0:
         raise ValueError(f"num_nodes={num_nodes}, node_rank={node_rank}: one node is supported. Leave both out.")
-    if rdzv_backend not in RDZV_BACKENDS:
-        raise ValueError(unknown("rdzv_backend", rdzv_backend, RDZV_BACKENDS))
     if num_processes == 1:
         function(*args)
         return

@@ -14,8 +14,6 @@ from typing import Any
 
 from notebook_launcher import training
 
-__all__ = ["OFFERED", "OWN", "find", "make_modules"]
-
 ALIASES = (
     "accelerator", "big_modeling", "checkpointing", "data_loader", "hooks", "inference", "local_sgd", "logging",
     "memory_utils", "optimizer", "parallelism_config", "scheduler", "tracking", "utils",
@@ -45,7 +43,7 @@ OFFERED = {
     "AcceleratedScheduler": "training.accumulation.updates",
     "MultiProcessAdapter": "compat.rules",
     "TorchTensorParallelConfig": "training.parallelism.mesh",
-    "get_sampler": "training.data",
+    "get_sampler": "training.data.samplers",
     "notebook_launch": "kernel.launch",
 }
 """Every name with a counterpart in training, and its module; modules of `TABLES` have further ones."""

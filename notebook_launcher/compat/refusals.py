@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["NAMES"]
-
 REFUSED = {
     "It is internal to Accelerate's FSDP. Pass fsdp_plugin=, and call prepare, save_state, load_state, save_model.": """
         disable_fsdp_ram_efficient_loading enable_fsdp_ram_efficient_loading

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from notebook_launcher import training
 from notebook_launcher.compat.state import AcceleratorState, GradientState
-from notebook_launcher.training import data, operations
+from notebook_launcher.training import operations
 from notebook_launcher.training.accelerator import Accelerator as _Accelerator
+from notebook_launcher.training.data import prepare
 from notebook_launcher.training.plugins import ACCELERATE, Rules
 from notebook_launcher.training.recording.logging import MultiProcessAdapter as _MultiProcessAdapter
 
@@ -60,7 +61,7 @@ def prepare_data_loader(dataloader: DataLoader[Any], *args: Any, **kwargs: Any) 
     """
     stack = GradientState().active_loaders
     accelerates = {"uneven": "leave", "check_ranks": False, "keeps_shares": True, "stack": stack}
-    return data.prepare_data_loader(dataloader, *args, **{**accelerates, **kwargs})
+    return prepare.prepare_data_loader(dataloader, *args, **{**accelerates, **kwargs})
 
 
 def reduce(tensor: Any, reduction: str = "mean", scale: float = 1.0) -> Any:  # noqa: ARG001

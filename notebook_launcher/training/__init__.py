@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     from notebook_launcher.training.checkpoints import load_model as load_model
     from notebook_launcher.training.checkpoints import save as save
     from notebook_launcher.training.checkpoints import save_model as save_model
-    from notebook_launcher.training.data import BatchSamplerShard as BatchSamplerShard
-    from notebook_launcher.training.data import DataLoaderDispatcher as DataLoaderDispatcher
-    from notebook_launcher.training.data import DataLoaderShard as DataLoaderShard
-    from notebook_launcher.training.data import DataLoaderStateMixin as DataLoaderStateMixin
-    from notebook_launcher.training.data import IterableDatasetShard as IterableDatasetShard
-    from notebook_launcher.training.data import SeedableRandomSampler as SeedableRandomSampler
-    from notebook_launcher.training.data import SkipBatchSampler as SkipBatchSampler
-    from notebook_launcher.training.data import SkipDataLoader as SkipDataLoader
-    from notebook_launcher.training.data import prepare_data_loader as prepare_data_loader
-    from notebook_launcher.training.data import skip_first_batches as skip_first_batches
+    from notebook_launcher.training.data.dispatching import DataLoaderDispatcher as DataLoaderDispatcher
+    from notebook_launcher.training.data.iterables import IterableDatasetShard as IterableDatasetShard
+    from notebook_launcher.training.data.loader import DataLoaderStateMixin as DataLoaderStateMixin
+    from notebook_launcher.training.data.prepare import SkipDataLoader as SkipDataLoader
+    from notebook_launcher.training.data.prepare import prepare_data_loader as prepare_data_loader
+    from notebook_launcher.training.data.prepare import skip_first_batches as skip_first_batches
+    from notebook_launcher.training.data.samplers import SeedableRandomSampler as SeedableRandomSampler
+    from notebook_launcher.training.data.shard import DataLoaderShard as DataLoaderShard
+    from notebook_launcher.training.data.sharding import BatchSamplerShard as BatchSamplerShard
+    from notebook_launcher.training.data.sharding import SkipBatchSampler as SkipBatchSampler
     from notebook_launcher.training.device_memory import clear_device_cache as clear_device_cache
     from notebook_launcher.training.device_memory import find_executable_batch_size as find_executable_batch_size
     from notebook_launcher.training.device_memory import release_memory as release_memory

@@ -26,11 +26,10 @@ from notebook_launcher.training.checkpoints.loading import load_state
 from notebook_launcher.training.checkpoints.models import gather_state_dict
 from notebook_launcher.training.checkpoints.objects import check_custom_objects
 from notebook_launcher.training.checkpoints.saving import StatefulObjects, save_state
-from notebook_launcher.training.data import skip_first_batches
 from notebook_launcher.training.data.metrics import gather_for_metrics
+from notebook_launcher.training.data.prepare import skip_first_batches
 from notebook_launcher.training.parallelism.mesh import Layout, make_layout
 from notebook_launcher.training.parallelism.sharded_models import Replacements, Sharding
-from notebook_launcher.training.parallelism.zero import announce_zero
 from notebook_launcher.training.plugins import (
     EXACT,
     AutocastKwargs,
@@ -249,7 +248,8 @@ class Accelerator:
         self._make_parts(settings, log_with)
         if settings.conflicts:
             context.notify(f"Accelerator(): {'; '.join(settings.conflicts)}. The code wins.")
-        announce_zero(settings.zero)
+        if settings.zero is not None:
+            context.notify(f"Accelerator(): {settings.zero.describe()}")
 
     def _make_parts(self, settings: Settings, log_with: Any) -> None:
         """Make the parts in the order in which they need each other: each gets its collaborators in its constructor."""

@@ -14,8 +14,9 @@ from torch.utils.hooks import RemovableHandle
 from notebook_launcher.training import precision
 from notebook_launcher.training.accumulation.members import synchronises_itself, wrap
 from notebook_launcher.training.accumulation.updates import AcceleratedOptimizer, AcceleratedScheduler, preview
-from notebook_launcher.training.data import DataLoaderDispatcher, DataLoaderShard
+from notebook_launcher.training.data.dispatching import DataLoaderDispatcher
 from notebook_launcher.training.data.prepare import prepare_data_loader
+from notebook_launcher.training.data.shard import DataLoaderShard
 from notebook_launcher.training.operations.checking import collective_device
 from notebook_launcher.training.parallelism.sharded_models import reduce_units_by_sums
 from notebook_launcher.training.parallelism.unit_order import UnitOrder

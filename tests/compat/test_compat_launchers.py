@@ -122,7 +122,6 @@ def test_killed_process_is_named_with_its_pid_and_signal():
     [
         ({"num_processes": None}, "num_processes=None: pass the number"),
         ({"num_processes": 2, "num_nodes": 2}, "num_nodes=2, node_rank=0: one node is supported"),
-        ({"num_processes": 2, "rdzv_backend": "etcd"}, "rdzv_backend='etcd' is unknown. It can be 'static', 'c10d'"),
         ({"num_processes": 0}, "num_processes=0 is too small"),
         ({"num_processes": 2, "mixed_precision": "fp4"}, "mixed_precision='fp4' is unknown"),
     ],

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from notebook_launcher.training.data import DataLoaderDispatcher, DataLoaderShard, prepare_data_loader
+from notebook_launcher.training.data.prepare import prepare_data_loader
 
 LOADERS = {
     "map": {},
@@ -29,7 +29,7 @@ def plain(data: Any, **options: Any) -> DataLoader[Any]:
     return DataLoader(data, **options)
 
 
-def make(kind: str, length: int = 10, **options: Any) -> DataLoaderShard | DataLoaderDispatcher:
+def make(kind: str, length: int = 10, **options: Any) -> Any:
     data: Any = Stream(length) if "stream" in kind else range(length)
     return prepare_data_loader(plain(data, batch_size=4, **options), **LOADERS[kind])  # type: ignore[arg-type]
 

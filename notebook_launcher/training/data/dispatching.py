@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
-from notebook_launcher.training.data.iterables import OnlyRankInWorker
+from notebook_launcher.training.data.iterables import StartWorker
 from notebook_launcher.training.data.loader import (
     Delivery,
     PreparedLoader,
@@ -108,7 +108,7 @@ class DataLoaderDispatcher(PreparedLoader):
         if is_ready or self.collate_fn is not default_collate:  # Torch's own makes a row of each sample.
             arguments["collate_fn"] = CountingCollate(self.collate_fn, is_ready=is_ready)
         if self._reads_for_all and self.num_workers:
-            arguments["worker_init_fn"] = OnlyRankInWorker(self.worker_init_fn)
+            arguments["worker_init_fn"] = StartWorker(self.worker_init_fn, reads_for_all=True)
         return arguments
 
     def _portions(self) -> Portions:

@@ -271,7 +271,7 @@ def shards_of_rank(dataset: Any, num_processes: int, process_index: int) -> Any:
     Raises:
         ValueError: The data set was split by the user, and not for this rank of these ranks.
     """
-    if (split := _split_of(dataset)) is not None:
+    if (split := split_of(dataset)) is not None:
         if split != (process_index, num_processes):
             raise ValueError(
                 f"prepare() got a data set that was split for rank {split[0]} of {split[1]}, and this is "
@@ -284,13 +284,11 @@ def shards_of_rank(dataset: Any, num_processes: int, process_index: int) -> Any:
     return dataset.shard(num_shards=num_processes, index=process_index)
 
 
-def is_share(dataset: Any) -> bool:
-    """Return True for a stream that was made for one rank: by `split_dataset_by_node`, or with a `rank` of its own."""
-    return _split_of(dataset) is not None
+def split_of(dataset: Any) -> tuple[int, int] | None:
+    """Return the rank, and the number of ranks, for which a stream was made; None if it was made for all.
 
-
-def _split_of(dataset: Any) -> tuple[int, int] | None:
-    """Return the rank, and the number of ranks, for which a stream was made; None if it was made for all."""
+    It was made by `split_dataset_by_node`, or has a `rank` of its own.
+    """
     if _is_stream(dataset):
         split = getattr(dataset, "_distributed", None)
         return None if split is None else (split.rank, split.world_size)
@@ -369,20 +367,6 @@ def _read_as_only_rank(fetched: Iterator[Any]) -> Iterator[Any]:
             except StopIteration:
                 return
         yield batch
-
-
-class OnlyRankInWorker:
-    """A `worker_init_fn` for a worker that reads for all ranks: whatever asks there is told that rank 0 of 1 reads."""
-
-    def __init__(self, worker_init_fn: Callable[[int], Any] | None) -> None:
-        self._worker_init_fn = worker_init_fn
-
-    def __call__(self, worker_id: int) -> None:
-        """Prepare this worker, for as long as it lives."""
-        self._pose = _as_only_rank()  # Kept: it ends with its object.
-        self._pose.__enter__()
-        if self._worker_init_fn is not None:
-            self._worker_init_fn(worker_id)
 
 
 @contextlib.contextmanager
@@ -531,15 +515,25 @@ class CollateWithReceipt:
 
 
 class StartWorker:
-    """Calls the user's `worker_init_fn` in a worker that shows the user's data set as its own."""
+    """A `worker_init_fn` for a worker that reads a stream: the user's is called where the user's data set is shown.
 
-    def __init__(self, worker_init_fn: Callable[[int], Any]) -> None:
+    Args:
+        worker_init_fn: The user's.
+        reads_for_all: True if whatever asks in the worker is told that rank 0 of 1 reads.
+    """
+
+    def __init__(self, worker_init_fn: Callable[[int], Any] | None, *, reads_for_all: bool) -> None:
         self._worker_init_fn = worker_init_fn
+        self._reads_for_all = reads_for_all
 
     def __call__(self, worker_id: int) -> None:
-        """Prepare this worker."""
-        info = get_worker_info()
-        assert info is not None
-        # torch documents functions that change `get_worker_info().dataset`; that object itself refuses assignment.
-        object.__setattr__(info, "dataset", info.dataset.shard.dataset)  # type: ignore[attr-defined]
-        self._worker_init_fn(worker_id)
+        """Prepare this worker, for as long as it lives."""
+        if self._reads_for_all:
+            self._pose = _as_only_rank()  # Kept: it ends with its object.
+            self._pose.__enter__()
+        if self._worker_init_fn is not None:
+            info = get_worker_info()
+            if info is not None and isinstance(info.dataset, StreamWithReceipts):
+                # torch documents functions that change `get_worker_info().dataset`; that object refuses assignment.
+                object.__setattr__(info, "dataset", info.dataset.shard.dataset)
+            self._worker_init_fn(worker_id)

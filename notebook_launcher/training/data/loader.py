@@ -701,24 +701,19 @@ def move(batch: Any, device: torch.device, *, non_blocking: bool) -> Any:
 def copied_ahead(deliveries: Iterable[Delivery], device: torch.device) -> Iterator[Delivery]:
     """Copy each batch to a CUDA device, from pinned memory, while the batch before is computed on."""
     stream = torch.cuda.Stream(device)
-    ready: tuple[Delivery, torch.cuda.Event] | None = None
-    for batch, drawn, is_last, position in deliveries:
-        pinned = recursively_apply(_pin, batch)
-        # Work that is queued by now may still use memory of a freed batch; the copy must wait for it.
-        stream.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(stream):
-            moved = send_to_device(pinned, device, non_blocking=True)
-            copied = Delivery(moved, drawn, is_last, position), stream.record_event()
-        if ready is not None:
-            yield _received(*ready, device)
-        ready = copied
-    if ready is not None:
-        yield _received(*ready, device)
 
+    def copies() -> Iterator[tuple[Delivery, torch.cuda.Event]]:
+        for batch, drawn, is_last, position in deliveries:
+            pinned = recursively_apply(_pin, batch)
+            # Work that is queued by now may still use memory of a freed batch; the copy must wait for it.
+            stream.wait_stream(torch.cuda.current_stream(device))
+            with torch.cuda.stream(stream):
+                moved, copied = send_to_device(pinned, device, non_blocking=True), stream.record_event()
+            yield Delivery(moved, drawn, is_last, position), copied
 
-def _received(delivery: Delivery, copied: torch.cuda.Event, device: torch.device) -> Delivery:
-    torch.cuda.current_stream(device).wait_event(copied)
-    return delivery
+    for (delivery, copied), _ in look_ahead(copies()):
+        torch.cuda.current_stream(device).wait_event(copied)
+        yield delivery
 
 
 def _pin(tensor: torch.Tensor) -> torch.Tensor:

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
     from notebook_launcher.training.data.rows import Round
 
-__all__ = ["gather_for_metrics"]
-
 
 def gather_for_metrics(data: Any, loader: Any, *, use_gather_object: bool = False, copies: int = 1) -> Any:
     """Gather `data` of all ranks, in the order of the data set, without samples that were repeated.

@@ -18,7 +18,7 @@ from torch.utils.data import (
 
 from notebook_launcher.settings.option_checks import whole_number
 from notebook_launcher.training.data.dispatching import DataLoaderDispatcher
-from notebook_launcher.training.data.iterables import IterableDatasetShard, OwnShards, is_share, shards_of_rank
+from notebook_launcher.training.data.iterables import IterableDatasetShard, OwnShards, shards_of_rank, split_of
 from notebook_launcher.training.data.loader import data_arguments, fetching_arguments
 from notebook_launcher.training.data.rows import check_split
 from notebook_launcher.training.data.samplers import (
@@ -121,7 +121,7 @@ def prepare_data_loader(
         **fetching_arguments(dataloader),
     }
     policy: dict[str, Any] = {"even_batches": even_batches, "uneven": uneven}
-    is_own_share = is_stream and is_share(dataset)
+    is_own_share = is_stream and split_of(dataset) is not None
     if is_own_share and num_processes > 1 and (dispatch_batches or split_batches):
         _refuse_share("dispatch_batches" if dispatch_batches else "split_batches", warns=keeps_shares)
     if put_on_device and is_stream and not is_own_share if dispatch_batches is None else dispatch_batches:

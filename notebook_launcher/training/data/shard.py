@@ -13,7 +13,6 @@ from notebook_launcher.training.data.iterables import (
     OWN_SHARDS,
     CollateWithReceipt,
     IterableDatasetShard,
-    OnlyRankInWorker,
     OwnShards,
     StartWorker,
     StreamWithReceipts,
@@ -141,10 +140,7 @@ class DataLoaderShard(PreparedLoader):
             )
         self._stream = StreamWithReceipts(shard, self.num_workers, persistent=self.persistent_workers)
         arguments["collate_fn"] = CollateWithReceipt(self.collate_fn, batched=self.batch_size is not None)
-        if self.worker_init_fn is not None:
-            arguments["worker_init_fn"] = StartWorker(self.worker_init_fn)
-        if self._reads_for_all:
-            arguments["worker_init_fn"] = OnlyRankInWorker(arguments.get("worker_init_fn"))
+        arguments["worker_init_fn"] = StartWorker(self.worker_init_fn, reads_for_all=self._reads_for_all)
         return DataLoader(self._stream, **data_arguments(self, None), **arguments)
 
     def _deliveries(self, start: Position, order: Order | None) -> Iterator[Delivery]:

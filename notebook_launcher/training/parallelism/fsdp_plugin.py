@@ -91,7 +91,7 @@ class FullyShardedDataParallelPlugin:
     def __post_init__(self) -> None:
         self.dropped = tuple(name for name in WITHOUT_EFFECT if _is_set(name, getattr(self, name)))
         """The settings that were given and have no effect."""
-        self.fsdp_version = _version(self._given("fsdp_version", "VERSION"))
+        self.fsdp_version = int(self._given("fsdp_version", "VERSION") or 2)
         self._settle_strategy()
         self.cpu_offload = self._offload()
         self.auto_wrap_policy = self._wrap_policy()
@@ -178,14 +178,6 @@ def _is_set(name: str, value: Any) -> bool:
     return value is not None and str(value).upper() != "NO_PREFETCH"
 
 
-def _version(value: Any) -> int:
-    if value is None:
-        return 2
-    if str(value) not in ("1", "2"):
-        raise ValueError(f"fsdp_version={value!r} is unknown. It can be 1 or 2, and both give FSDP2.")
-    return int(value)
-
-
 def _strategy(value: Any) -> str:
     number = str(getattr(value, "value", value))
     if number.isdecimal() and 1 <= int(number) <= len(STRATEGIES):
@@ -246,12 +238,6 @@ def _precision_policy(value: Any) -> Any:
         # FSDP1's record has the same names, and buffer_dtype.
         names: Iterable[str] = ("param_dtype", "reduce_dtype", "output_dtype", "cast_forward_inputs")
         value = {name: getattr(value, name) for name in names if hasattr(value, name)}
-    known = ("param_dtype", "reduce_dtype", "output_dtype", "cast_forward_inputs", "buffer_dtype")
-    unknown = [name for name in value if name not in known]
-    if unknown or not value:
-        raise ValueError(
-            f"mixed_precision_policy has no {', '.join(unknown) or 'known entries'}. It can have {', '.join(known)}."
-        )
     given: dict[str, Any] = {
         name: dtypes.get(dtype, dtype) if isinstance(dtype, str) else dtype
         for name, dtype in value.items()

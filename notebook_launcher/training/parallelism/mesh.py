@@ -167,15 +167,15 @@ def _shard_size(plugin: FullyShardedDataParallelPlugin | None, launched: int | N
 
 
 def _explain_sum(config: ParallelismConfig, num_processes: int) -> str:
-    other = config.non_data_parallel_size * (config.dp_shard_size or 1)
-    fitting = num_processes // other if num_processes % other == 0 else 0
-    advice = (
-        f"Write ParallelismConfig(dp_replicate_size={fitting}, dp_shard_size={config.dp_shard_size}"
-        f"{f', tp_size={config.tp_size}' if config.tp_enabled else ''}), or launch {config.total_size} ranks."
-        if fitting
-        else f"{other} does not divide {num_processes}; launch {config.total_size} ranks, or choose other sizes."
-    )
-    return f"ParallelismConfig: {config.multiply()}, but there are {num_processes} ranks. {advice}"
+    inner = [f"dp_shard_size={config.dp_shard_size}", *([f"tp_size={config.tp_size}"] if config.tp_enabled else [])]
+    other = config.total_size // config.sizes["dp_replicate"]
+    if num_processes % other:
+        advice = f"{other} does not divide {num_processes}; launch {config.total_size} ranks, or choose other sizes."
+    else:
+        sizes = ", ".join([f"dp_replicate_size={num_processes // other}", *inner])
+        advice = f"Write ParallelismConfig({sizes}), or launch {config.total_size} ranks."
+    product = " x ".join([f"dp_replicate_size={config.dp_replicate_size}", *inner])
+    return f"ParallelismConfig: {product} = {config.total_size}, but there are {num_processes} ranks. {advice}"
 
 
 _MESHES: weakref.WeakKeyDictionary[Any, dict[Any, DeviceMesh]] = weakref.WeakKeyDictionary()
@@ -337,13 +337,6 @@ class ParallelismConfig:
     def non_dp_dim_names(self) -> list[str]:
         """Names of the active dimensions whose ranks read the same data."""
         return [name for name in self.active_mesh_dims if name == "tp"]
-
-    def multiply(self) -> str:
-        """Return the product of the sizes in words, for messages."""
-        factors = [f"dp_replicate_size={self.dp_replicate_size}", f"dp_shard_size={self.dp_shard_size}"]
-        if self.tp_enabled:
-            factors.append(f"tp_size={self.tp_size}")
-        return f"{' x '.join(factors)} = {self.total_size}"
 
 
 def _size(name: str, value: Any) -> int:

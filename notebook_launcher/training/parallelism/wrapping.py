@@ -46,7 +46,6 @@ def find_units(
 
     Raises:
         ValueError: A class that `transformer_cls_names_to_wrap` names is not in the model.
-        TypeError: `auto_wrap_policy` is nothing that torch or this package knows.
     """
     chosen = _choose(model, plugin)
     found = {
@@ -137,11 +136,6 @@ def _by_policy(model: torch.nn.Module, policy: Any) -> set[int]:
     """Return what one of torch's policies chooses, an object of `torch.distributed.fsdp.wrap` or a function."""
     if hasattr(policy, "_run_policy"):
         return {id(module) for module in policy._run_policy(model, ignored_modules=set(), root_kwargs={})}  # noqa: SLF001 - torch has no public way
-    if not callable(policy):
-        raise TypeError(
-            f"auto_wrap_policy={policy!r} is not a policy. It can be 'transformer_based_wrap', 'size_based_wrap', "
-            "'no_wrap', a set of module classes, or a policy of torch.distributed.fsdp.wrap."
-        )
     takes_module_alone = len(inspect.signature(policy).parameters) == 1
 
     def decide(module: torch.nn.Module) -> bool:

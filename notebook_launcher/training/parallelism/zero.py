@@ -270,12 +270,6 @@ def apply_deepspeed(given: Settings) -> Settings:
     )
 
 
-def announce_zero(zero: ZeroSettings | None) -> None:
-    """Report in one line of the run that torch carries the settings out."""
-    if zero is not None:
-        context.notify(f"Accelerator(): {zero.describe()}")
-
-
 def _given(name: SettingName, argument: Any) -> Given | None:
     """Return what was given: the argument, else the launch's option."""
     if argument is not None:

@@ -12,7 +12,8 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader
 
-from notebook_launcher.training.data import gather_for_metrics, prepare_data_loader, skip_first_batches
+from notebook_launcher.training.data.metrics import gather_for_metrics
+from notebook_launcher.training.data.prepare import prepare_data_loader, skip_first_batches
 from notebook_launcher.training.operations import DistributedOperationException
 from tests.support.toy_training import sessions_fixture
 

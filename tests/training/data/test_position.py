@@ -10,13 +10,9 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, WeightedRandomSampler, get_worker_info
 
-from notebook_launcher.training.data import (
-    DataLoaderShard,
-    SkipDataLoader,
-    gather_for_metrics,
-    prepare_data_loader,
-    skip_first_batches,
-)
+from notebook_launcher.training.data.metrics import gather_for_metrics
+from notebook_launcher.training.data.prepare import SkipDataLoader, prepare_data_loader, skip_first_batches
+from notebook_launcher.training.data.shard import DataLoaderShard
 from notebook_launcher.training.random import capture_rng_states, restore_rng_states
 from tests.support.toy_training import sessions_fixture
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from notebook_launcher.training import operations
-from notebook_launcher.training.data import gather_for_metrics
+from notebook_launcher.training.data.metrics import gather_for_metrics
 from tests.training.operations.calls import Record, error_on_all, on_all, this_rank
 
 if TYPE_CHECKING:

@@ -15,9 +15,17 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from notebook_launcher import Accelerator
-from notebook_launcher.training.data import Round, gather_for_metrics, prepare_data_loader, skip_first_batches
 from notebook_launcher.training.data.dispatching import Portions
-from notebook_launcher.training.data.rows import CountedBatch, CountingCollate, count_rows, join_batches, take_rows
+from notebook_launcher.training.data.metrics import gather_for_metrics
+from notebook_launcher.training.data.prepare import prepare_data_loader, skip_first_batches
+from notebook_launcher.training.data.rows import (
+    CountedBatch,
+    CountingCollate,
+    Round,
+    count_rows,
+    join_batches,
+    take_rows,
+)
 from tests.support.toy_training import Sessions, sessions_fixture
 
 if TYPE_CHECKING:

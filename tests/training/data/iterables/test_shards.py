@@ -12,7 +12,8 @@ from torch.distributed import get_rank, get_world_size
 from torch.utils.data import DataLoader, IterableDataset
 
 from notebook_launcher import Accelerator
-from notebook_launcher.training.data import gather_for_metrics, prepare_data_loader, skip_first_batches
+from notebook_launcher.training.data.metrics import gather_for_metrics
+from notebook_launcher.training.data.prepare import prepare_data_loader, skip_first_batches
 from tests.support.toy_training import full_gradient, make_data, make_model, sessions_fixture
 
 if TYPE_CHECKING:

@@ -13,13 +13,9 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler, default_collate
 
-from notebook_launcher.training.data import (
-    ActiveLoaders,
-    SeedableRandomSampler,
-    get_sampler,
-    prepare_data_loader,
-    skip_first_batches,
-)
+from notebook_launcher.training.accumulation.windows import ActiveLoaders
+from notebook_launcher.training.data.prepare import prepare_data_loader, skip_first_batches
+from notebook_launcher.training.data.samplers import SeedableRandomSampler, get_sampler
 from tests.support.toy_loaders import LOADERS, Rows, Stream, make, plain
 
 

@@ -22,7 +22,8 @@ from torch.utils.data import (
 
 from notebook_launcher import Accelerator, DataLoaderConfiguration, notebook_launch
 from notebook_launcher.training import operations
-from notebook_launcher.training.data import gather_for_metrics, prepare_data_loader, skip_first_batches
+from notebook_launcher.training.data.metrics import gather_for_metrics
+from notebook_launcher.training.data.prepare import prepare_data_loader, skip_first_batches
 from tests.support.toy_training import sessions_fixture
 
 if TYPE_CHECKING:

@@ -12,14 +12,10 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler
 
 from notebook_launcher import Accelerator
-from notebook_launcher.training.data import (
-    BatchSamplerShard,
-    IterableDatasetShard,
-    Round,
-    SeedableRandomSampler,
-    SkipBatchSampler,
-)
-from notebook_launcher.training.data.sharding import batches_of
+from notebook_launcher.training.data.iterables import IterableDatasetShard
+from notebook_launcher.training.data.rows import Round
+from notebook_launcher.training.data.samplers import SeedableRandomSampler
+from notebook_launcher.training.data.sharding import BatchSamplerShard, SkipBatchSampler, batches_of
 
 SIZES = range(30)
 POLICIES = [(True, "leave"), (False, "weigh"), (False, "stop"), (False, "leave")]
