@@ -13,7 +13,7 @@ import torch
 from notebook_launcher import Session
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 NUM_FEATURES = 3
 # The file is asked, because an import of `FSDPModule` would bring torch's compiler into every process of pytest.
@@ -121,6 +121,20 @@ def make_replicas() -> None:
     from notebook_launcher import Accelerator, ParallelismConfig
 
     Accelerator(cpu=True, parallelism_config=ParallelismConfig(dp_replicate_size=2, dp_shard_size=2))
+
+
+def fit(accelerator: Any, model: Any, optimizer: Any, batches: Iterable[Any]) -> None:
+    """Train with the mean squared error, in windows."""
+    for inputs, targets in batches:
+        with accelerator.accumulate(model):
+            accelerator.backward(torch.nn.functional.mse_loss(model(inputs), targets))
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def whole(tensors: Iterable[Any]) -> list[torch.Tensor]:
+    """Return copies of tensors, gathered where they are sharded."""
+    return [(one.full_tensor() if hasattr(one, "full_tensor") else one).detach().clone() for one in tensors]
 
 
 def _import_compiler() -> None:

@@ -11,11 +11,13 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from notebook_launcher import Accelerator, DeepSpeedPlugin, ParallelismConfig, notebook_launch, patch_environment
 from tests.support.toy_training import (
+    fit,
     make_data,
     make_model,
     make_replicas,
     sessions_fixture,
     shards_on_cpus,
+    whole,
 )
 
 pytestmark = shards_on_cpus
@@ -34,14 +36,8 @@ def train(asked: dict[str, Any] | None, call: dict[str, Any]) -> tuple[list[torc
     loader: Any = DataLoader(TensorDataset(*make_data(29)), 2)
     net, optimizer, loader = accelerator.prepare(net, torch.optim.AdamW(net.parameters(), lr=0.1), loader)
     for _ in range(3):
-        for inputs, targets in loader:
-            with accelerator.accumulate(net):
-                accelerator.backward(torch.nn.functional.mse_loss(net(inputs), targets))
-                optimizer.step()
-                optimizer.zero_grad()
-    found: list[Any] = [parameter.detach() for parameter in net.parameters()]
-    weights = [tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor.clone() for tensor in found]
-    return weights, str(accelerator.distributed_type), accelerator.gradient_accumulation_steps
+        fit(accelerator, net, optimizer, loader)
+    return whole(net.parameters()), str(accelerator.distributed_type), accelerator.gradient_accumulation_steps
 
 
 @pytest.mark.parametrize(
@@ -157,12 +153,8 @@ def train_with_torch(stage: int) -> list[torch.Tensor]:
     accelerator = Accelerator(cpu=True, deepspeed_plugin=plugin)
     model: Any = make_model()
     model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=0.1))
-    for inputs, targets in batches(accelerator.process_index):
-        with accelerator.accumulate(model):
-            accelerator.backward(torch.nn.functional.mse_loss(model(inputs), targets))
-            optimizer.step()
-            optimizer.zero_grad()
-    return [parameter.detach().full_tensor() for parameter in model.parameters()]
+    fit(accelerator, model, optimizer, batches(accelerator.process_index))
+    return whole(model.parameters())
 
 
 @pytest.mark.slow

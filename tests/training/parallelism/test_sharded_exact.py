@@ -18,7 +18,15 @@ from notebook_launcher import (
     notebook_launch,
 )
 from notebook_launcher import FullyShardedDataParallelPlugin as Plugin
-from tests.support.toy_training import make_data, make_model, make_replicas, sessions_fixture, shards_on_cpus
+from tests.support.toy_training import (
+    fit,
+    make_data,
+    make_model,
+    make_replicas,
+    sessions_fixture,
+    shards_on_cpus,
+    whole,
+)
 
 pytestmark = shards_on_cpus
 
@@ -41,11 +49,6 @@ def arguments(layout: str, num_ranks: int) -> dict[str, Any]:
 
 
 ranks = sessions_fixture(1, 2, 3, 4, set_up=make_replicas)
-
-
-def whole(tensors: Any) -> list[torch.Tensor]:
-    found: list[Any] = [tensor.detach() for tensor in tensors]
-    return [tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor.clone() for tensor in found]
 
 
 def loss_of(outputs: torch.Tensor, inputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, float]:
@@ -207,11 +210,7 @@ def train_in_order(order: str, settings: dict[str, Any]) -> list[torch.Tensor]:
     assert accelerator.is_fsdp2 == (accelerator.num_processes > 1 and bool(settings))
     assert accelerator.state.is_fsdp2 == accelerator.is_fsdp2
     for _ in range(2):
-        for inputs, targets in loader:
-            with accelerator.accumulate(net):
-                accelerator.backward(torch.nn.functional.mse_loss(net(inputs), targets))
-                plain.step()
-                plain.zero_grad()
+        fit(accelerator, net, plain, loader)
     return whole(net.parameters())
 
 
@@ -257,11 +256,7 @@ def toy() -> tuple[float, bool, str]:
     loader: Any = DataLoader(TensorDataset(inputs, 2 * inputs), batch_size=1)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
     accelerator.gradient_accumulation_steps = len(loader)
-    for batch, targets in loader:
-        with accelerator.accumulate(model):
-            accelerator.backward(torch.nn.functional.mse_loss(model(batch), targets))
-            optimizer.step()
-            optimizer.zero_grad()
+    fit(accelerator, model, optimizer, loader)
     return float(model.weight.full_tensor()), accelerator.is_fsdp2, str(accelerator.distributed_type)
 
 

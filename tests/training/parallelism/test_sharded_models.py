@@ -17,6 +17,7 @@ from notebook_launcher import (
 )
 from notebook_launcher import FullyShardedDataParallelPlugin as Plugin
 from tests.support.toy_training import session_fixture, shards_on_cpus
+from tests.support.toy_training import whole as copies
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -84,8 +85,8 @@ session = session_fixture(2)
 
 def whole(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Return a model's state, gathered."""
-    state: dict[str, Any] = model.state_dict()
-    return {name: (one.full_tensor() if hasattr(one, "full_tensor") else one).clone() for name, one in state.items()}
+    state = model.state_dict()
+    return dict(zip(state, copies(state.values()), strict=True))
 
 
 def train(

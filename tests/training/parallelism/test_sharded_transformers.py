@@ -12,6 +12,7 @@ import torch
 from notebook_launcher import Accelerator
 from notebook_launcher import FullyShardedDataParallelPlugin as Plugin
 from tests.support.toy_training import sessions_fixture, shards_on_cpus
+from tests.support.toy_training import whole as copies
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -47,8 +48,8 @@ def load(path: Path) -> Any:
 
 
 def whole(model: Any) -> dict[str, torch.Tensor]:
-    found = {name: parameter.detach() for name, parameter in model.named_parameters()}
-    return {name: one.full_tensor() if hasattr(one, "full_tensor") else one.clone() for name, one in found.items()}
+    found = dict(model.named_parameters())
+    return dict(zip(found, copies(found.values()), strict=True))
 
 
 def load_on_first(path: Path) -> tuple[int, bool, dict[str, torch.Tensor], torch.Tensor]:

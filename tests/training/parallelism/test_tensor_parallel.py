@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, TensorDataset
 
 from notebook_launcher import Accelerator, DataLoaderConfiguration, GradientAccumulationPlugin, ParallelismConfig
-from tests.support.toy_training import make_data, sessions_fixture, shards_on_cpus
+from tests.support.toy_training import fit, make_data, sessions_fixture, shards_on_cpus, whole
 
 pytestmark = shards_on_cpus
 PLAN = {"layers.*.up": "colwise", "layers.*.down": "rowwise"}
@@ -59,10 +59,6 @@ class Net(torch.nn.Module):
 
 def config(sizes: tuple[int, int, int]) -> ParallelismConfig:
     return ParallelismConfig(*sizes, tp_plan=PLAN if sizes[-1] > 1 else None)
-
-
-def whole(tensors: list[Any]) -> list[torch.Tensor]:
-    return [tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor.clone() for tensor in tensors]
 
 
 def windows(
@@ -145,11 +141,7 @@ def train(sizes: tuple[int, int, int] | None) -> tuple[list[torch.Tensor], torch
         loader = DataLoader(loader.dataset, batch_size=40 // (2 * sizes[0] * sizes[1]))
     net, optimizer, loader = accelerator.prepare(net, torch.optim.AdamW(net.parameters(), lr=0.01), loader)
     for _ in range(2):
-        for inputs, targets in loader:
-            with accelerator.accumulate(net):
-                accelerator.backward(torch.nn.functional.mse_loss(net(inputs), targets))
-                optimizer.step()
-                optimizer.zero_grad()
+        fit(accelerator, net, optimizer, loader)
     with torch.no_grad():
         seen = [accelerator.gather_for_metrics(inputs[:, -1]) for inputs, _ in loader]
     return whole(list(net.parameters())), torch.cat(seen).sort().values, int(torch.randint(1 << 30, ()))

@@ -156,22 +156,21 @@ def test_short_batches_in_the_middle_lose_nothing(even):
 
 
 @pytest.mark.parametrize(
-    ("batch_sampler", "words"),
+    ("kind", "arguments", "words"),
     [
-        ([[1, 2]], "size is not known: this list has no batch_size. Give a batch_size, or pass split_batches=False"),
-        (BatchSampler(range(9), 3, drop_last=False), "batch_size=3 is not a round multiple of 2. Use batch_size=4"),
+        (
+            BatchSamplerShard,
+            ([[1, 2]],),
+            "is not known: this list has no batch_size. Give a batch_size, or pass",
+        ),
+        (BatchSamplerShard, (BatchSampler(range(9), 3, False),), "batch_size=3 is not a round multiple of 2. Use .*=4"),
+        (IterableDatasetShard, (Counting(4), 3), "batch_size=3 is not a round multiple of 2"),
+        (IterableDatasetShard, (Counting(4), None), "size is not known: batch_size is None. Give a batch_size"),
     ],
 )
-def test_split_batches_needs_a_size_that_divides(batch_sampler, words):
+def test_splitting_needs_a_size_that_divides(kind, arguments, words):
     with pytest.raises(ValueError, match=f"split_batches=True .* {words}"):
-        BatchSamplerShard(batch_sampler, 2, 0, split_batches=True)
-
-
-def test_split_streams_need_a_size_that_divides():
-    with pytest.raises(ValueError, match=r"split_batches=True .* batch_size=3 is not a round multiple of 2"):
-        IterableDatasetShard(Counting(4), 3, num_processes=2, split_batches=True)
-    with pytest.raises(ValueError, match=r"their size is not known: batch_size is None. Give a batch_size"):
-        IterableDatasetShard(Counting(4), None, num_processes=2, split_batches=True)
+        kind(*arguments, num_processes=2, split_batches=True)
 
 
 @pytest.mark.parametrize("num_processes", [1, 2, 3])
