@@ -44,10 +44,6 @@ class Sessions:
         """End all ranks."""
         self._stack.close()
 
-    def session(self, number: int) -> Session:
-        """Return the session of so many ranks."""
-        return self._opened[number]
-
     def run(self, num_processes: int, function: Callable[..., Any], *args: Any) -> list[Any]:
         """Run a function on so many ranks."""
         return list(self._opened[num_processes].run(function, args=args))
@@ -101,15 +97,8 @@ def session_fixture(number: int, set_up: Callable[[], Any] = os.getpid) -> Any:
     """
 
     @pytest.fixture(scope="module")
-    def opened_session(request: pytest.FixtureRequest) -> Iterator[Session]:
-        with contextlib.ExitStack() as stack:
-            try:
-                room = request.getfixturevalue("room_ranks")
-            except pytest.FixtureLookupError:
-                session = stack.enter_context(Session(number, output="none"))
-            else:
-                room.open(number)
-                session = room.session(number)
+    def opened_session() -> Iterator[Session]:
+        with Session(number, output="none") as session:
             session.run(set_up)
             yield session
 
