@@ -6,7 +6,7 @@ A host never sends what was not asked for.
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from notebook_launcher.config import LaunchConfig
@@ -19,8 +19,7 @@ PROTOCOL = 9
 client of different numbers part."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Ask:
+class Ask(NamedTuple):
     """Call a function of the host, or read an attribute of its run."""
 
     name: str
@@ -30,8 +29,7 @@ class Ask:
     """True if a descriptor goes with it, which the host asks for by an empty answer; the function's first argument."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class HostAnswer:
+class HostAnswer(NamedTuple):
     """The value of a request, or its exception."""
 
     value: Any = None
@@ -44,8 +42,7 @@ class HostAnswer:
         return self.value
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class CallOrder:
+class CallOrder(NamedTuple):
     """A call, as the kernel knows it. Descriptor beside it: the parcel of the call."""
 
     scope: CallScope
@@ -56,8 +53,7 @@ class CallOrder:
     """Versions, commit and variables of the kernel; None: the host's own."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class HostOrder:
+class HostOrder(NamedTuple):
     """Conduct a call, or keep ranks for the calls of clients; the host answers with its folder.
 
     The kernel sends it once the host has said, by an empty answer, that it is up. Descriptor: the call's parcel.
@@ -70,8 +66,7 @@ class HostOrder:
     """None for a session."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class SessionState:
+class SessionState(NamedTuple):
     """A session at one moment."""
 
     config: LaunchConfig
