@@ -192,7 +192,7 @@ def test_progress_bars_take_one_line_each(kernel: Kernel) -> None:
         "def bar():\n"
         "    from tqdm.auto import tqdm\n"
         "    for _ in tqdm(range(30)): time.sleep(0.02)\n"
-        "notebook_launch(bar, 2)"
+        "notebook_launch(bar, 2, monitor=False)"
     )
     assert outcome.error is None
     assert len(outcome.displays) == 1  # The live area, updated in place.
