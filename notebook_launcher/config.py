@@ -10,7 +10,7 @@ import warnings
 from typing import TYPE_CHECKING, Any, Literal
 
 from notebook_launcher.errors import ConfigError
-from notebook_launcher.settings import accelerate_yaml, engine_choice, option_checks
+from notebook_launcher.settings import accelerate_yaml, option_checks
 from notebook_launcher.settings.option_checks import CHOICES, NUMBERS
 from notebook_launcher.settings.training_settings import TrainingSettings, check_environment, check_no_contradiction
 from notebook_launcher.wording import bounded, hidden, one_line, type_of
@@ -39,9 +39,9 @@ _OWN_RENDEZVOUS = "The launcher binds a port of its own, so none of Accelerate's
 HINTS = {
     "function": "It is called fn here.",
     **dict.fromkeys(("use_port", "master_addr", "master_port", "rdzv_backend", "rdzv_endpoint"), _OWN_RENDEZVOUS),
-    **dict.fromkeys(("num_nodes", "num_machines", "nnodes"), f"It is called nodes here. {engine_choice.HOW}"),
+    **dict.fromkeys(("num_nodes", "num_machines", "nnodes"), f"It is called nodes here. {option_checks.HOW}"),
     "nproc_per_node": "It is called processes_per_node here.",
-    "node_rank": engine_choice.HOW,
+    "node_rank": option_checks.HOW,
     **dict.fromkeys(("world_size", "nprocs", "num_gpus", "n_gpus", "gpus"), "It is called num_processes here."),
     "accumulate_grad_batches": "It is called gradient_accumulation_steps here.",
     "gradient_clip_val": "It is called max_grad_norm here.",
@@ -160,10 +160,10 @@ class LaunchConfig:
         def put(name: str, value: object) -> None:
             object.__setattr__(self, name, value)
 
-        put("engine", engine_choice.chosen(self.engine))
+        put("engine", option_checks.chosen_engine(self.engine))
         for name, number in NUMBERS.items():
             put(name, option_checks.check_option_number(name, getattr(self, name), number))
-        engine_choice.check_spread(self.num_processes, self.nodes, self.processes_per_node, self.engine)
+        option_checks.check_spread(self.num_processes, self.nodes, self.processes_per_node, self.engine)
         put("devices", option_checks.check_devices(self.devices))
         for name, choices in CHOICES.items():
             option_checks.check_choice(name, getattr(self, name), choices)
@@ -173,7 +173,7 @@ class LaunchConfig:
             option_checks.check_option_switch(name, getattr(self, name))
         if self.shard is not None:
             option_checks.check_shard(self.shard, self.num_processes)
-        engine_choice.check_fit(self.engine, self.start_method, self.devices)
+        option_checks.check_engine_fit(self.engine, self.start_method, self.devices)
         put("name", option_checks.check_name(self.name))
         put("tags", option_checks.check_tags(self.tags))
         put("runs_folder", option_checks.check_folder("runs_folder", self.runs_folder))

@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.config import LaunchConfig, changed_options
 from notebook_launcher.errors import ConfigError
+from notebook_launcher.files import replace_file
 from notebook_launcher.kernel.calls import everywhere
 from notebook_launcher.kernel.calls.checks import bound_arguments, check_call
 from notebook_launcher.kernel.plan import make_plan
 from notebook_launcher.notebook_code import Needs, literal_of
-from notebook_launcher.settings.accelerate_yaml import replace_file
 from notebook_launcher.settings.option_checks import MAX_SEED
 from notebook_launcher.settings.training_settings import PRECISION_VARIABLE, STEPS_VARIABLE, TrainingSettings
 from notebook_launcher.travel import repeated_calls
@@ -143,7 +143,8 @@ def export(
     is_private = bool(plan.config.env or secret or redact(text) != text)  # Nobody else's business.
     try:
         for file, content in contents.items():
-            replace_file(file, content, mode=0o600 if is_private else 0o666)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            replace_file(file, functools.partial(Path.write_bytes, data=content), mode=0o600 if is_private else 0o666)
     except OSError as error:
         raise ConfigError(f"export(path={os.fspath(file)!r}): it cannot be written: {error.strerror}.") from error
     return Exported(

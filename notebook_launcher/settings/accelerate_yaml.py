@@ -11,12 +11,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import secrets
-import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.errors import ConfigError
+from notebook_launcher.files import read_text, replace_file
 from notebook_launcher.settings.option_checks import CHOICES
 from notebook_launcher.wording import is_secret, one_line, type_of
 
@@ -44,12 +43,7 @@ SHARD_ALONE = {"fsdp_config": {"fsdp_version": 2}}
 
 
 def variables_of(values: Mapping[str, Any], *, shard: Any) -> dict[str, str]:
-    """Return the variables that a file's sections stand for.
-
-    Args:
-        values: The file.
-        shard: The option in the file's comment; the section that was written with it adds nothing.
-    """
+    """Return the variables of a file's sections; a section that was written for the option `shard` adds nothing."""
     sections = {key: values[key] for key in SECTIONS if isinstance(values.get(key), dict)}
     shards = values.get("distributed_type") == "FSDP"
     if not (shards or values.get("use_parallelism_config")) or (shard is not None and sections == SHARD_ALONE):
@@ -59,7 +53,7 @@ def variables_of(values: Mapping[str, Any], *, shard: Any) -> dict[str, str]:
         for key, value in section.items():
             name = OTHER_NAMES.get(key.upper(), key.upper())
             if value is not None:
-                found[name] = str(value).lower() if isinstance(value, bool) else str(value)
+                found[name] = _variable_text(value)
     return found
 
 
@@ -87,12 +81,6 @@ def compiler_of(values: Mapping[str, Any]) -> dict[str, Any]:
     found.setdefault("dynamo_backend", values.get("dynamo_backend"))
     # YAML reads a bare NO as false.
     return {} if str(found["dynamo_backend"] or "no").lower() == "no" else found
-
-
-def compiler_variables(values: Mapping[str, Any]) -> dict[str, str]:
-    """Return the variable by which an Accelerator compiles the models that it prepares."""
-    found = compiler_of(values)
-    return {COMPILER: str(found["dynamo_backend"]).lower()} if found else {}
 
 
 def compiler_section(env: dict[str, str], kept: Mapping[str, Any]) -> dict[str, Any]:
@@ -135,17 +123,10 @@ def deepspeed_options(values: Mapping[str, Any]) -> dict[str, Any]:
     if values.get("distributed_type") != KIND:
         return {}
     section = values.get(SECTION) or {}
-    env = {SWITCH: "true"}
-    for key, variable in VARIABLES.items():
-        if section.get(key) is not None:
-            env[variable] = _variable_text(section[key])
+    given = {key: section[key] for key in VARIABLES if section.get(key) is not None}
+    env = {SWITCH: "true", **{VARIABLES[key]: _variable_text(value) for key, value in given.items()}}
     steps = section.get("gradient_accumulation_steps")
     return {"env": env, **({} if steps in (None, "auto") else {"gradient_accumulation_steps": steps})}
-
-
-def asks_for_deepspeed(options: Mapping[str, Any]) -> bool:
-    """Return True if a launch's options ask for DeepSpeed, as those from such a file do."""
-    return SWITCH in (options.get("env") or {})
 
 
 def _variable_text(value: Any) -> str:
@@ -166,22 +147,14 @@ INSTEAD = {
 }
 OWN_KEYS = ("distributed_type", "gpu_ids", "mixed_precision", "num_processes", "use_cpu")
 """Keys that a save replaces; all other keys stay as they are."""
-HARMLESS_KEYS = (
-    "compute_environment",
-    "machine_rank",
-    "main_process_ip",
-    "main_process_port",
-    "main_training_function",
-    "num_machines",
-    "rdzv_backend",
-    "same_network",
-)
+HARMLESS_KEYS = ("compute_environment", "machine_rank", "main_process_ip", "main_process_port",
+                 "main_training_function", "num_machines", "rdzv_backend", "same_network")  # fmt: skip
 """Keys without a meaning here, where one kernel starts all ranks and binds its own port."""
 NEW_FILE = {"compute_environment": "LOCAL_MACHINE", "debug": False, "machine_rank": 0, "num_machines": 1}
 
 
 MAX_LENGTH = 100_000
-"""Characters of a settings file that is read; `accelerate config` writes about 1,000."""
+"""Bytes of a settings file that is read; `accelerate config` writes about 1,000."""
 MAX_SCALAR = 1_000
 """Characters of one value, of which messages may quote the whole."""
 MAX_ALIASES = 8
@@ -224,7 +197,9 @@ def read(path: str | os.PathLike[str] | None = None) -> AccelerateFile:
     values = _mapping(file, text)
     _check_kind(file, values)
     options = {**_options(file, values), **_extras(file, text, values)}
-    variables = {**variables_of(values, shard=options.get("shard")), **compiler_variables(values)}
+    variables = variables_of(values, shard=options.get("shard"))
+    if compiler := compiler_of(values):
+        variables[COMPILER] = str(compiler["dynamo_backend"]).lower()
     if variables:
         options["env"] = {**variables, **options.get("env", {})}
     return AccelerateFile(path=file, options=options, ignored=_ignored(values))
@@ -255,18 +230,15 @@ def write(file: Path, options: Mapping[str, Any], *, num_processes: int, use_gpu
     """
     import yaml
 
-    kept: Mapping[str, Any] = NEW_FILE
-    if file.exists():
-        kept = _mapping(file, _text(file))
+    kept: Mapping[str, Any] = _mapping(file, _text(file)) if file.exists() else NEW_FILE
     given = options.get("env", {})
     secret = sorted(name for name, value in given.items() if is_secret(name, value))
     loading = sorted(given.keys() & {*LOADING})
     env = {name: value for name, value in given.items() if name not in (*secret, *loading)}
     section = compiler_section(env, kept)
-    options = {**{name: value for name, value in options.items() if name != "env"}, **({"env": env} if env else {})}
-    values, extras = _values(options, num_processes, use_gpu=use_gpu)
+    values, extras = _values({**options, "env": env}, num_processes, use_gpu=use_gpu)
     values |= section
-    if kept.get("distributed_type") == KIND and asks_for_deepspeed(options):
+    if kept.get("distributed_type") == KIND and SWITCH in env:
         values["distributed_type"] = KIND
     replaced = ("fp16", "mixed_precision", *SECTIONS, *COMPILER_KEYS)
     kept = {key: value for key, value in kept.items() if key not in replaced}
@@ -277,7 +249,8 @@ def write(file: Path, options: Mapping[str, Any], *, num_processes: int, use_gpu
         if names:
             text = f"# Not written, because {why}: {', '.join(names)}. Pass them as env=.\n{text}"
     try:
-        replace_file(file, text.encode(), mode=0o600 if env else 0o666)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(file, lambda part: part.write_text(text, encoding="utf-8"), mode=0o600 if env else 0o666)
     except OSError as error:
         raise ConfigError(f"{file} cannot be written: {error.strerror}.") from error
 
@@ -294,18 +267,10 @@ def _given_or_default(path: str | os.PathLike[str] | None) -> Path:
 
 def _text(file: Path) -> str:
     try:
-        if stat.S_ISFIFO(file.stat().st_mode):  # To open one waits for a writer, who may never come.
-            raise ConfigError(f"{file} is a named pipe. Pass the path of a file.")
-        with file.open(encoding="utf-8") as opened:
-            text = opened.read(MAX_LENGTH + 1)
+        return read_text(file, MAX_LENGTH)
     except (OSError, UnicodeDecodeError) as error:
         hint = " `notebook-launcher config` writes one." if isinstance(error, FileNotFoundError) else ""
         raise ConfigError(f"{file} cannot be read: {getattr(error, 'strerror', None) or error}.{hint}") from error
-    if len(text) > MAX_LENGTH:
-        raise ConfigError(
-            f"{file} is longer than {MAX_LENGTH:,} characters, so it is not a settings file of Accelerate."
-        )
-    return text
 
 
 def _mapping(file: Path, text: str) -> dict[str, Any]:
@@ -347,18 +312,18 @@ def _check_bounds(file: Path, text: str) -> None:
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         num_aliases += isinstance(event, yaml.AliasEvent)
         is_long = isinstance(event, yaml.ScalarEvent) and len(event.value) > MAX_SCALAR
-        if depth > MAX_DEPTH or num_aliases > MAX_ALIASES or num_values > MAX_VALUES or is_long:
-            what = (
-                f"a value of more than {MAX_SCALAR:,} characters"
-                if is_long
-                else f"more than {MAX_ALIASES} aliases"
-                if num_aliases > MAX_ALIASES
-                else f"more than {MAX_VALUES:,} keys and values"
-                if num_values > MAX_VALUES
-                else f"more than {MAX_DEPTH} levels"
-            )
-            line = event.start_mark.line + 1
-            raise ConfigError(f"{file}, line {line}: {what}; no settings file of Accelerate has that. Write it out.")
+        limits = {
+            f"a value of more than {MAX_SCALAR:,} characters": is_long,
+            f"more than {MAX_ALIASES} aliases": num_aliases > MAX_ALIASES,
+            f"more than {MAX_VALUES:,} keys and values": num_values > MAX_VALUES,
+            f"more than {MAX_DEPTH} levels": depth > MAX_DEPTH,
+        }
+        for what, exceeded in limits.items():
+            if exceeded:
+                line = event.start_mark.line + 1
+                raise ConfigError(
+                    f"{file}, line {line}: {what}; no settings file of Accelerate has that. Write it out."
+                )
 
 
 def _check_kind(file: Path, values: Mapping[str, Any]) -> None:
@@ -412,23 +377,22 @@ def _extras(file: Path, text: str, values: Mapping[str, Any]) -> dict[str, Any]:
     line = next((line for line in text.splitlines() if line.startswith(MARK)), None)
     if line is None:
         return {}
+    shown = one_line(line)
     try:
         extras = json.loads(line.removeprefix(MARK))
     except (ValueError, RecursionError) as error:
-        shown = one_line(line)
         raise ConfigError(f"{file}: the line {shown!r} is not JSON: {error}. Correct it, or remove it.") from error
     if not isinstance(extras, dict):
-        shown = one_line(line)
         raise ConfigError(f"{file}: the line {shown!r} must hold options by name. Correct it, or remove it.")
     if "setup" in extras:
         raise ConfigError(
-            f"{file}: setup is code, and settings files hold none. Remove it from {one_line(line)!r}, and pass "
-            "setup= to the launch."
+            f"{file}: setup is code, and settings files hold none. Remove it from {shown!r}, and pass setup= to the "
+            "launch."
         )
     if loading := sorted({*LOADING} & set(extras["env"] if isinstance(extras.get("env"), dict) else ())):
         raise ConfigError(
             f"{file}: env sets {', '.join(loading)}, which loads code, and settings files hold none. Remove it from "
-            f"{one_line(line)!r}, and pass env={{{loading[0]!r}: ...}} to the launch."
+            f"{shown!r}, and pass env={{{loading[0]!r}: ...}} to the launch."
         )
     written = extras.pop("written", {})
     if not isinstance(written, dict) or any(values.get(key) != value for key, value in written.items()):
@@ -479,17 +443,3 @@ def _values(options: Mapping[str, Any], num: int, *, use_gpu: bool) -> tuple[dic
         written = {key: values[key] for key in ("num_processes", "use_cpu")}
         extras |= {**dict.fromkeys(left_open), "written": written}
     return values, extras
-
-
-def replace_file(file: Path, data: bytes, *, mode: int) -> None:
-    """Replace a file as a whole, or leave it as it is; raises `OSError`."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    # Of a name that nobody can take before: in a folder that others write, it could be a link.
-    new = file.with_name(f".{file.name}-{secrets.token_hex(8)}")
-    try:
-        fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
-        with open(fd, "wb") as opened:
-            opened.write(data)
-        new.replace(file)
-    finally:
-        new.unlink(missing_ok=True)

@@ -8,7 +8,7 @@ import numbers
 import re
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from notebook_launcher.settings.option_checks import accumulation_steps
+from notebook_launcher.settings.option_checks import whole_number
 from notebook_launcher.tracebacks import for_caller
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def check_change(
         raise for_caller(ValueError(msg))
     if kind == "count":
         try:
-            return accumulation_steps(name, wanted)
+            return whole_number(name, wanted)
         except ValueError as error:
             raise for_caller(error) from None
     if wanted is None and kind == "optional":

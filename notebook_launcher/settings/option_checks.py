@@ -9,19 +9,21 @@ import math
 import numbers
 import operator
 import os
-from collections.abc import Iterable
-from typing import Any, Literal, TypeAlias, get_args
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from notebook_launcher.errors import ConfigError
-from notebook_launcher.wording import describe_value, name_of, type_of, unknown
+from notebook_launcher.wording import describe_value, name_of, plural, type_of, unknown
+
+if TYPE_CHECKING:
+    from notebook_launcher.engines.engine import Engine
 
 
 def check_setup(setup: object) -> None:
     """Check code that ranks run before the function: text that compiles, or a function without arguments."""
-    if setup is None:
-        return
     if isinstance(setup, str):
         _check_text(setup)
+    if setup is None or isinstance(setup, str):
         return
     if not callable(setup):
         raise ConfigError(
@@ -57,9 +59,6 @@ def _check_text(code: str) -> None:
         raise ConfigError(f"the code of setup= is no Python: {error.args[0]}{place}.", field="setup") from None
 
 
-MONITORS = (True, False, "auto")
-
-
 def check_whole_number(name: str, value: object, *, minimum: int, maximum: int | None = None) -> int:
     """Return a whole number as an int."""
     hint = ""
@@ -81,10 +80,6 @@ def check_option_number(name: str, value: object, number: OptionNumber) -> int |
         return None
     if number.is_whole:
         return check_whole_number(name, value, minimum=number.least, maximum=number.most)
-    return _positive(name, value, number)
-
-
-def _positive(name: str, value: object, number: OptionNumber) -> float:
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         of_unit = number.unit and f" of {number.unit}"
         raise ConfigError(f"{name}={value!r} is {type_of(value)}; it must be a number{of_unit}, or None.", field=name)
@@ -106,13 +101,7 @@ def check_choice(name: str, value: object, choices: OptionChoices) -> None:
 
 
 def check_option_switch(name: str, value: object, *, or_none: bool = False) -> None:
-    """Raise `ConfigError` if an option is neither True nor False.
-
-    Args:
-        name: The option's name.
-        value: The value as given.
-        or_none: True if the option can be None, too.
-    """
+    """Raise `ConfigError` if an option is neither True nor False, nor with `or_none` None."""
     if not (isinstance(value, bool) or (or_none and value is None)):
         words = "True, False or None" if or_none else "True or False"
         raise ConfigError(f"{name}={value!r} is {type_of(value)}; it must be {words}.", field=name)
@@ -128,10 +117,7 @@ GLOO_ON_GPUS = (
 def check_shard(shard: int, num_processes: int | None, *, by_default: bool = False) -> None:
     """Raise `ConfigError` if models cannot be shared out over `shard` of the ranks.
 
-    Args:
-        shard: Ranks that share a model out.
-        num_processes: Ranks of the launch; None if the machine has yet to decide.
-        by_default: True if the machine has decided.
+    `num_processes` is None if the machine has yet to decide; `by_default` says that it has decided.
     """
     if num_processes is not None and num_processes % shard:
         asked, way_out = f"num_processes={num_processes}", ""
@@ -141,34 +127,22 @@ def check_shard(shard: int, num_processes: int | None, *, by_default: bool = Fal
 
 
 def check_shard_backend(shard: int, backend: str | None, *, use_gpu: bool) -> None:
-    """Raise `ConfigError` if ranks would share models out over GPUs by gloo.
-
-    Args:
-        shard: Ranks that share a model out.
-        backend: Backend of the launch.
-        use_gpu: True if the ranks use GPUs.
-    """
+    """Raise `ConfigError` if ranks would share models out over GPUs by gloo."""
     if shard > 1 and use_gpu and backend == "gloo":
         raise ConfigError(f"shard={shard} on GPUs with gloo, {GLOO_ON_GPUS}", field="shard")
 
 
 def no_whole_replicas(shard: int, num_processes: int, asked: str) -> str:
-    """Return `shard=3 with 4 ranks: 4 / 3 is not a whole number of replicas. It can be 1, 2, 4`.
-
-    Args:
-        shard: Ranks that were to share a model out.
-        num_processes: Number of all ranks.
-        asked: Words for the number of all ranks, such as `4 ranks`.
-    """
+    """Return `shard=3 with 4 ranks: 4 / 3 is not a whole number of replicas. It can be 1, 2, 4`."""
     divisors = ", ".join(str(size) for size in range(1, num_processes + 1) if num_processes % size == 0)
-    quotient = f"{num_processes} / {shard}"
-    return f"shard={shard} with {asked}: {quotient} is not a whole number of replicas. It can be {divisors}"
+    return (
+        f"shard={shard} with {asked}: {num_processes} / {shard} is not a whole number of replicas. It can be {divisors}"
+    )
 
 
 def check_monitor(value: object) -> None:
     """Raise `ConfigError` if `monitor` is none of its choices."""
-    # Compared by identity, because 1 == True and a number is not a choice here.
-    if not any(value is choice or (isinstance(value, str) and value == choice) for choice in MONITORS):
+    if not isinstance(value, bool) and value != "auto":
         raise ConfigError(f"monitor={value!r} is unknown. It can be True, False or 'auto'.", field="monitor")
 
 
@@ -214,16 +188,88 @@ def check_folder(name: str, value: object) -> str | None:
     if value is None:
         return None
     path = value.__fspath__() if isinstance(value, os.PathLike) else value
-    if not isinstance(path, str):
+    if not isinstance(path, str) or not path or "\0" in path:
+        what = "not a path" if isinstance(path, str) else type_of(value)
         raise ConfigError(
-            f"{name}={value!r} is {type_of(value)}; it must be a path, 'auto', or None to keep no run folder.",
-            field=name,
-        )
-    if not path or "\0" in path:
-        raise ConfigError(
-            f"{name}={value!r} is not a path. Pass a folder, 'auto', or None to keep no run folder.", field=name
+            f"{name}={value!r} is {what}. Pass a folder, 'auto', or None to keep no run folder.", field=name
         )
     return path
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The option `engine`: as an object, as a text or as settings of a file, and the numbers that must fit it.
+
+
+HOW = "Name the machines by an engine: engine=SSH([...]), Ray(), Slurm() or Commands([...])."
+
+
+def chosen_engine(value: Any) -> Engine | None:
+    """Return the engine that an option means: an engine, a text such as `"slurm"`, settings of a file, or None."""
+    if isinstance(value, (str, Mapping)):
+        from notebook_launcher.engines.cluster import command_engines
+
+        return command_engines.read(value) if isinstance(value, str) else command_engines.from_settings(value)
+    has_methods = all(callable(getattr(value, name, None)) for name in ("look", "start"))
+    if value is not None and (isinstance(value, type) or not has_methods):
+        raise ConfigError(
+            f"engine={value!r} is not an engine. Pass Commands([...]), Ray(), SSH([...]) or Slurm(), 'ray', 'slurm' or "
+            "'ssh HOST HOST', or None for this machine.",
+            field="engine",
+        )
+    return value
+
+
+def engine_settings(engine: Engine) -> dict[str, Any]:
+    """Return an engine as plain values for a settings file; raises `ConfigError` for one that has none."""
+    from notebook_launcher.engines.cluster import command_engines
+
+    return command_engines.to_settings(engine)
+
+
+def check_engine_fit(engine: Engine | None, start_method: str, devices: object) -> None:
+    """Raise `ConfigError` if other options name things of the kernel's own machine."""
+    if engine is None:
+        return
+    if start_method == "fork":
+        raise ConfigError(
+            f"start_method='fork' with engine={engine!r}: ranks of other machines cannot be forks of this kernel.",
+            field="start_method",
+        )
+    if isinstance(devices, tuple):
+        raise ConfigError(
+            f"devices={list(devices)!r} with engine={engine!r}: the numbers count GPUs of this machine. Pass 'cpu', or "
+            "None for the GPUs of all nodes.",
+            field="devices",
+        )
+
+
+def check_spread(
+    num_processes: int | None, nodes: int | None, processes_per_node: int | None, engine: Engine | None
+) -> None:
+    """Raise `ConfigError` if the numbers of processes, machines and processes of each machine contradict each other."""
+    if engine is None and nodes not in (None, 1):
+        raise ConfigError(f"nodes={nodes} without an engine: this is one machine. {HOW}", field="nodes")
+    if num_processes is not None and nodes is not None and nodes > num_processes:
+        raise ConfigError(
+            f"nodes={nodes} with num_processes={num_processes}: a node would get no process. Pass "
+            f"nodes={num_processes} or less.",
+            field="nodes",
+        )
+    if num_processes is None or processes_per_node is None:
+        return
+    asked, each = f"num_processes={num_processes} with processes_per_node={processes_per_node}", processes_per_node
+    nodes = 1 if engine is None else nodes
+    if nodes is not None and num_processes != nodes * each:
+        raise ConfigError(
+            f"{asked}: {plural(nodes, 'node')} with {each} each make {nodes * each}. Omit one of the numbers.",
+            field="processes_per_node",
+        )
+    if num_processes % each:
+        raise ConfigError(
+            f"{asked}: {num_processes} / {each} is not a whole number of nodes. "
+            f"Pass num_processes={-(-num_processes // each) * each}, a multiple of {each}.",
+            field="processes_per_node",
+        )
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -313,18 +359,13 @@ NUMBERS = {
 
 
 # --------------------------------------------------------------------------------------------------------------------
-# Whole numbers as users give them, and accumulation steps, which many places take.
+# Whole numbers as users give them, which many places take.
 
 
 def whole_number(name: str, value: Any, *, minimum: int = 1, maximum: int | None = None, hint: str = "") -> int:
     """Return a value as an int; raise ValueError if it is not a whole number, of Python or NumPy, or out of bounds.
 
-    Args:
-        name: The option's name.
-        value: The value as given.
-        minimum: Least value.
-        maximum: Largest value; None: no limit.
-        hint: Words that follow in the error.
+    The error begins with the option's name and value, and ends with the hint.
     """
     try:
         number = operator.index(value)
@@ -337,12 +378,3 @@ def whole_number(name: str, value: Any, *, minimum: int = 1, maximum: int | None
     if maximum is not None and number > maximum:
         raise ValueError(f"{name}={value!r} is too large; it must be {maximum} or less.{hint}")
     return number
-
-
-def accumulation_steps(name: str, value: object, *, hint: str = "") -> int:
-    """Return a number of accumulation steps as an int; raise ValueError with the name of its source if it is none.
-
-    Each source is checked here: an argument, a plugin, a variable, DeepSpeed's settings, a change during a run. A
-    launch's option has the same bound, and its error says which option it is (`check_number`).
-    """
-    return whole_number(name, value, minimum=NUMBERS["gradient_accumulation_steps"].least, hint=hint)

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from notebook_launcher.errors import ConfigError
-from notebook_launcher.settings.option_checks import CHOICES, DEFAULT_STEPS, accumulation_steps
+from notebook_launcher.settings.option_checks import CHOICES, DEFAULT_STEPS, whole_number
 from notebook_launcher.wording import is_secret, type_of, unknown
 
 SettingName = Literal[
@@ -78,16 +78,10 @@ def read_precision(name: str, value: object) -> str:
 
 
 def steps_of(launched: int | None, environ: Mapping[str, str]) -> int:
-    """Return the accumulation steps of a launch, else the variable's, else DEFAULT_STEPS.
-
-    Raises:
-        ValueError: The variable has no number.
-    """
+    """Return the accumulation steps of a launch, else the variable's, which must be a number, else DEFAULT_STEPS."""
     if launched is not None:
         return launched
-    return accumulation_steps(
-        STEPS_VARIABLE, read_variable(environ, STEPS_VARIABLE, DEFAULT_STEPS), hint=OF_ENVIRONMENT
-    )
+    return whole_number(STEPS_VARIABLE, read_variable(environ, STEPS_VARIABLE, DEFAULT_STEPS), hint=OF_ENVIRONMENT)
 
 
 def read_variable(environ: Mapping[str, str], variable: str, default: int) -> int | str:
@@ -155,12 +149,7 @@ def check_environment(value: object) -> Mapping[str, str]:
 
 
 def check_no_contradiction(env: Mapping[str, str], options: Any) -> None:
-    """Raise `ConfigError` if a variable of `env=` has another value than the option that sets the same.
-
-    Args:
-        env: The checked variables.
-        options: An object with the options as attributes, checked.
-    """
+    """Raise `ConfigError` if a variable of `env=` has another value than the option that sets the same."""
     for variable, option in (
         (PRECISION_VARIABLE, "mixed_precision"),
         (STEPS_VARIABLE, "gradient_accumulation_steps"),
@@ -171,20 +160,12 @@ def check_no_contradiction(env: Mapping[str, str], options: Any) -> None:
             raise _contradiction(variable, env[variable], f"{option}={value!r}")
     if options.check_collectives and env.get(_DEBUG, "DETAIL") != "DETAIL":
         raise _contradiction(_DEBUG, env[_DEBUG], "check_collectives=True")
-    for variable in _GPUS:
-        if options.devices is not None and variable in env and not _shows(env[variable], options.devices):
-            raise _contradiction(variable, env[variable], f"devices={_as_typed(options.devices)!r}")
-
-
-def _shows(variable: str, devices: tuple[int, ...] | str) -> bool:
-    """Return True if the value of a variable shows CUDA these GPUs."""
-    if devices == "cpu":
-        return variable in ("", "-1")
-    return variable.replace(" ", "") == ",".join(map(str, devices))
-
-
-def _as_typed(devices: tuple[int, ...] | str) -> list[int] | str:
-    return devices if isinstance(devices, str) else list(devices)
+    devices = options.devices
+    shown = ("", "-1") if devices == "cpu" else (",".join(map(str, devices or ())),)
+    for variable in _GPUS if devices is not None else ():
+        if variable in env and env[variable].replace(" ", "") not in shown:
+            as_typed = devices if devices == "cpu" else list(devices)
+            raise _contradiction(variable, env[variable], f"devices={as_typed!r}")
 
 
 def _contradiction(variable: str, text: str, option: str) -> ConfigError:

@@ -9,7 +9,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher.settings.option_checks import accumulation_steps, whole_number
+from notebook_launcher.settings.option_checks import whole_number
 from notebook_launcher.wording import did_you_mean, type_of, unknown
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ class GradientAccumulationPlugin(KwargsHandler):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.num_steps is not None:
-            self.num_steps = accumulation_steps("num_steps", self.num_steps)
+            self.num_steps = whole_number("num_steps", self.num_steps)
 
 
 @dataclasses.dataclass

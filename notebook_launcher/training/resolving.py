@@ -7,7 +7,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher import context
-from notebook_launcher.settings.option_checks import NUMBERS, accumulation_steps, check_option_number
+from notebook_launcher.settings.option_checks import NUMBERS, check_option_number, whole_number
 from notebook_launcher.settings.training_settings import STEPS_VARIABLE, precision_of, read_precision, steps_of
 from notebook_launcher.training.parallelism.zero import apply_deepspeed
 from notebook_launcher.training.plugins import (
@@ -169,7 +169,7 @@ def given_accumulation(num_steps: int | None, plugin: GradientAccumulationPlugin
         "GradientAccumulationPlugin(num_steps=4), or gradient_accumulation_steps=4",
     )
     if num_steps is not None:
-        num_steps = accumulation_steps("gradient_accumulation_steps", num_steps)
+        num_steps = whole_number("gradient_accumulation_steps", num_steps)
     if plugin is not None and num_steps is not None and num_steps != 1:
         raise ValueError(
             f"gradient_accumulation_steps={num_steps} and gradient_accumulation_plugin={plugin!r} were both given. "

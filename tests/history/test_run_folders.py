@@ -69,7 +69,7 @@ def test_find_home_follows_the_option_and_the_environment(chosen, environment, f
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (3, r"runs_folder=3 is an int; it must be a path, 'auto', or None to keep no run folder"),
+        (3, r"runs_folder=3 is an int\. Pass a folder, 'auto', or None to keep no run folder"),
         ("", r"runs_folder='' is not a path. Pass a folder, 'auto', or None to keep no run folder"),
     ],
 )

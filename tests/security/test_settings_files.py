@@ -25,7 +25,7 @@ FILES = {
     "comment of options": (f'# notebook-launcher: {{"timeout": "{LONG}"}}\n{KIND}', "timeout='9999"),
     "date": (f"{KIND}day: 2026-99-99\n", "is not YAML"),
     "depth": (f"{KIND}deep: {'[' * 50_000}", "more than 16 levels"),
-    "length": (KIND + f"x: {LONG}\n" * 300, "is longer than 100,000 characters"),
+    "length": (KIND + f"x: {LONG}\n" * 300, "it has more than 100,000 bytes"),
     "key of a section": (f"{KIND}fsdp_config: {{1: 2}}\n", "the key 1 is no name"),
     "many values": (f"{KIND}x: [{'0,' * 45_000}]\n", "more than 2,000 keys and values"),
     "number": (f"{KIND}num_processes: {LONG}\n", "a value of more than 1,000 characters"),
@@ -50,5 +50,5 @@ def test_file_that_stands_for_much_is_refused_at_once(text: str, reason: str, tm
 
 def test_named_pipe_is_refused_without_a_wait(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "settings.yaml")
-    with pytest.raises(ConfigError, match="is a named pipe"):
+    with pytest.raises(ConfigError, match="it is no ordinary file"):
         LaunchConfig.from_yaml(tmp_path / "settings.yaml")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
 
-from notebook_launcher.settings.option_checks import DEFAULT_STEPS, accumulation_steps
+from notebook_launcher.settings.option_checks import DEFAULT_STEPS, whole_number
 from notebook_launcher.training.accumulation.members import have_gradients, parameters_of
 from notebook_launcher.training.accumulation.weighing import Weights
 from notebook_launcher.training.spread_tensors import has_values, part_of_gradient
@@ -339,7 +339,7 @@ class GradientState:
 
     @num_steps.setter
     def num_steps(self, steps: object) -> None:
-        self._num_steps = accumulation_steps("gradient_accumulation_steps", steps)
+        self._num_steps = whole_number("gradient_accumulation_steps", steps)
 
     @property
     def current(self) -> Window | None:

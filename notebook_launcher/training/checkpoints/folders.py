@@ -7,6 +7,7 @@ import ctypes
 import dataclasses
 import errno
 import fcntl
+import glob
 import hashlib
 import json
 import os
@@ -22,11 +23,12 @@ import safetensors
 import safetensors.torch
 import torch
 
+from notebook_launcher.files import check_plain, read_text
 from notebook_launcher.installed import version_of
 from notebook_launcher.wording import one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from notebook_launcher.training.plugins import ProjectConfiguration
 
@@ -39,11 +41,7 @@ NUMBERED = re.compile(r"checkpoint_(\d+)")
 
 
 def folder_to_save(config: ProjectConfiguration, output_dir: str | os.PathLike[str] | None) -> Path:
-    """Return the folder for the next checkpoint.
-
-    Raises:
-        ValueError: None was given and naming is not automatic, or the automatic name is taken.
-    """
+    """Return the folder for the next checkpoint; raise ValueError if there is no name for it, or the name is taken."""
     if output_dir is not None:
         return _real(output_dir)
     directory = _checkpoints(config, "save_state")
@@ -58,12 +56,7 @@ def folder_to_save(config: ProjectConfiguration, output_dir: str | os.PathLike[s
 
 
 def folder_to_load(config: ProjectConfiguration, input_dir: str | os.PathLike[str] | None) -> Path:
-    """Return the folder of the checkpoint to load, after moving a complete save of a killed process to its place.
-
-    Raises:
-        ValueError: None was given and naming is not automatic.
-        CheckpointError: No checkpoint was found.
-    """
+    """Return the folder of the checkpoint to load, after moving a complete save of a killed process to its place."""
     if input_dir is not None:
         folder = _real(input_dir)
         settle(folder)
@@ -123,14 +116,10 @@ def _is_numbered(config: ProjectConfiguration, folder: Path) -> bool:
 
 def _checkpoints(config: ProjectConfiguration, function: str) -> Path:
     if not config.automatic_checkpoint_naming:
+        more = ' A launch with resume="checkpoint" needs none: after a failure it loads the newest that it has saved.'
         raise ValueError(
             f"{function}() needs a folder: pass one, or have folders named automatically: ProjectConfiguration("
-            "project_dir=..., automatic_checkpoint_naming=True)."
-            + (
-                ' A launch with resume="checkpoint" needs none: after a failure it loads the newest that it has saved.'
-                if function == "load_state"
-                else ""
-            )
+            f"project_dir=..., automatic_checkpoint_naming=True).{more if function == 'load_state' else ''}"
         )
     if config.project_dir is None:
         raise ValueError(f"{function}() without a folder needs a project: pass Accelerator(project_dir=...).")
@@ -214,24 +203,6 @@ def write_text(path: Path, text: str) -> None:
         _sync(file)
 
 
-def check_plain(path: Path) -> None:
-    """Raise `OSError` unless a file is an ordinary one: a named pipe, which an archive can hold, never ends.
-
-    Raises:
-        FileNotFoundError: There is no such file.
-    """
-    if not stat.S_ISREG(path.stat().st_mode):
-        raise OSError(errno.EINVAL, "it is no ordinary file", str(path))
-
-
-def read_text(path: Path) -> str:
-    """Return the text of an ordinary file that is not larger than any of a checkpoint; raises `OSError`."""
-    check_plain(path)
-    if path.stat().st_size > MAX_TEXT:
-        raise OSError(errno.EFBIG, f"it has more than {MAX_TEXT:,} bytes", str(path))
-    return path.read_text()
-
-
 def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> FileDigest:
     """Write tensors as safetensors; raise OSError if the disk is full or fails."""
     # safetensors (0.8) makes a file for its owner alone and ignores the umask.
@@ -287,26 +258,28 @@ METADATA = ".metadata"
 """The file with which a reader of a folder of shards begins."""
 SCALER = "scaler.pt"
 LEAVES = "leaves.bin"
-MODEL = r"(?:model|pytorch_model)(?:_\d+)?\.(?:safetensors|bin)"
-OPTIMIZER = r"optimizer(?:_\d+)?\.bin"
-SCHEDULER = r"scheduler(?:_\d+)?\.bin"
-CUSTOM = r"custom_checkpoint_\d+\.pkl"
-FORMS = (
-    MODEL,
-    OPTIMIZER,
-    SCHEDULER,
-    CUSTOM,
-    r"dataloader(?:_\d+)?\.bin",
-    r"scheduler(?:_\d+)?_rank_\d+\.bin",
-    r"custom_checkpoint_\d+_rank_\d+\.pkl",
-    r"random_states_\d+\.pkl",
-    r"window_\d+\.bin",
-    r"sampler(?:_\d+)?\.bin",
-    r"dl_state_dict(?:_\d+)?\.bin",
-    r"scaler\.pt",
-    r"leaves\.bin",
+CUSTOM_OBJECT = "custom_checkpoint_{}.pkl"
+"""The state of a registered object, by its number."""
+RANDOM_STATES = "random_states_{}.pkl"
+"""A rank's random number generators."""
+WINDOW = "window_{}.bin"
+"""The gradients that a rank has gathered in an open window."""
+MODEL_SHARDS = "pytorch_model_fsdp_{}"
+"""The folder of a model in the sharded layout."""
+OPTIMIZER_SHARDS = "optimizer_{}"
+"""The folder of an optimizer's spread tensors in the sharded layout; its file has the rest."""
+FORMS = {
+    "models": r"(?:pytorch_)?model(?:_\d+)?\.(?:safetensors|bin)",
+    "optimizers": r"optimizer(?:_\d+)?\.bin",
+    "schedulers": r"scheduler(?:_\d+)?\.bin",
+    "custom_objects": r"custom_checkpoint_\d+\.pkl",
+}
+"""Names of files by kind of object."""
+OTHER_FORMS = (
+    r"scheduler(?:_\d+)?_rank_\d+\.bin|custom_checkpoint_\d+_rank_\d+\.pkl|random_states_\d+\.pkl|window_\d+\.bin"
+    r"|(?:dataloader|sampler|dl_state_dict)(?:_\d+)?\.bin|scaler\.pt|leaves\.bin"
 )
-"""Names of all files of a checkpoint without manifest: Accelerate's, or this package's with the manifest lost."""
+"""Names of all other files of a checkpoint without manifest: Accelerate's, or this package's with the manifest lost."""
 
 
 def leaves_folder(name: object) -> bool:
@@ -316,27 +289,12 @@ def leaves_folder(name: object) -> bool:
 
 def model(index: int, *, safe: bool) -> str:
     """Return `model.safetensors`, `model_1.safetensors` and so on, or `pytorch_model.bin`."""
-    return _file_name("model", index, "safetensors") if safe else _file_name("pytorch_model", index, "bin")
+    return numbered("model", index, "safetensors") if safe else numbered("pytorch_model", index)
 
 
-def numbered(kind: str, index: int) -> str:
+def numbered(kind: str, index: int, suffix: str = "bin") -> str:
     """Return the file of an object: `optimizer.bin`, `optimizer_1.bin` and so on, also of schedulers and loaders."""
-    return _file_name(kind, index, "bin")
-
-
-def model_shards(index: int) -> str:
-    """Return the folder of a model in the sharded layout."""
-    return f"pytorch_model_fsdp_{index}"
-
-
-def optimizer_shards(index: int) -> str:
-    """Return the folder of an optimizer's spread tensors in the sharded layout; its file has the rest."""
-    return f"optimizer_{index}"
-
-
-def custom_object(index: int) -> str:
-    """Return the file with the state of an object that was registered."""
-    return f"custom_checkpoint_{index}.pkl"
+    return f"{kind}_{index}.{suffix}" if index else f"{kind}.{suffix}"
 
 
 def of_rank(name: str, process_index: int) -> str:
@@ -345,30 +303,14 @@ def of_rank(name: str, process_index: int) -> str:
     return f"{stem}_rank_{process_index}.{suffix}"
 
 
-def random_states(process_index: int) -> str:
-    """Return the file with a rank's random number generators."""
-    return f"random_states_{process_index}.pkl"
-
-
-def window(process_index: int) -> str:
-    """Return the file with the gradients that a rank has gathered in an open window."""
-    return f"window_{process_index}.bin"
-
-
-def count_objects(files: Iterable[str]) -> dict[str, int]:
+def count_objects(files: Collection[str]) -> dict[str, int]:
     """Return the numbers of models, optimizers and so on whose files are in a folder."""
-    kinds = {"models": MODEL, "optimizers": OPTIMIZER, "schedulers": SCHEDULER, "custom_objects": CUSTOM}
-    files = list(files)
-    return {kind: sum(re.fullmatch(form, name) is not None for name in files) for kind, form in kinds.items()}
+    return {kind: sum(re.fullmatch(form, name) is not None for name in files) for kind, form in FORMS.items()}
 
 
 def is_checkpoint_file(name: str) -> bool:
     """Return True if `save_state` or Accelerate may have written a file of this name."""
-    return any(re.fullmatch(form, name) for form in FORMS)
-
-
-def _file_name(stem: str, index: int, suffix: str) -> str:
-    return f"{stem}_{index}.{suffix}" if index else f"{stem}.{suffix}"
+    return re.fullmatch("|".join([*FORMS.values(), OTHER_FORMS]), name) is not None
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -412,24 +354,16 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 
 
 def read_manifest(folder: Path) -> Manifest | None:
-    """Return the manifest, or None if the folder has none.
-
-    Raises:
-        CheckpointError: It cannot be read, or is of a format that this version does not know.
-    """
+    """Return the manifest, or None if the folder has none."""
     path = folder / MANIFEST
     try:
-        text = read_text(path)
-    except FileNotFoundError:
-        return None
-    except UnicodeDecodeError as error:
-        raise CheckpointError(f"{path} is damaged: {error}. {ADVICE}") from error
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}. {ADVICE}") from error
-    try:
-        values = json.loads(text)
+        values = json.loads(read_text(path, MAX_TEXT))
         is_newer = values["format"] > FORMAT
         manifest = None if is_newer else _parse(values)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}. {ADVICE}") from error
     except DAMAGE as error:
         raise CheckpointError(f"{path} is damaged: it does not parse ({one_line(repr(error))}). {ADVICE}") from error
     if is_newer:
@@ -490,25 +424,14 @@ RENAME_EXCHANGE = 2
 
 
 def open_stage(target: Path) -> Path:
-    """Return a new empty folder for the files of the next save, after removing what killed saves left.
-
-    Args:
-        target: The folder that is to hold them, a real path; it may exist.
-
-    Raises:
-        NotADirectoryError: `target` is a file.
-    """
+    """Return a new empty folder for the files of the next save in `target`, after removing what killed saves left."""
     if target.exists() and not target.is_dir():
         raise NotADirectoryError(f"{target} is a file; a checkpoint is a folder. Choose another name.")
     settle(target)
     for leftover in _siblings(target, "partial"):
         shutil.rmtree(leftover, ignore_errors=True)
     target.parent.mkdir(parents=True, exist_ok=True)
-    return _make_stage(target)
-
-
-def _make_stage(target: Path) -> Path:
-    name = _sibling_name(target, "partial") + secrets.token_hex(4)
+    name = f".{target.name}.partial-{secrets.token_hex(4)}"
     # Files can be renamed within a file system only, and a mount point's parent is on another.
     if not target.exists() or target.stat().st_dev == target.parent.stat().st_dev:
         stage = target.parent / name
@@ -557,9 +480,6 @@ def settle(target: Path) -> None:
 
     Anybody may have put a folder of such a name beside the target, or into it before it was copied: a folder of another
     user stays as it is.
-
-    Raises:
-        CheckpointError: The list of what is to be moved leads out of the folders.
     """
     owners = {os.geteuid(), *(path.stat().st_uid for path in [target] if path.exists())}
     for ready in _siblings(target, "ready"):
@@ -578,42 +498,15 @@ def contents(folder: Path) -> set[str]:
     found = set()
     for path in folder.rglob("*"):
         name = path.relative_to(folder)
-        if not path.is_dir() and not _is_stage(name.parts[0]):
+        if not path.is_dir() and not re.match(r"\..*\.(partial|ready)-", name.parts[0]):
             found.add(name.as_posix())
     return found
 
 
-def replace_file(target: Path, write: Callable[[Path], object]) -> None:
-    """Let `write(path)` write a file aside, then rename the file to `target`."""
-    target = Path(os.path.realpath(target))
-    for leftover in _siblings(target, "partial"):
-        leftover.unlink(missing_ok=True)
-    stage = target.with_name(_sibling_name(target, "partial") + secrets.token_hex(4))
-    try:
-        write(stage)
-        stage.replace(target)
-    except BaseException:
-        stage.unlink(missing_ok=True)
-        raise
-    sync_folder(target.parent)
-
-
-def _sibling_name(target: Path, state: str) -> str:
-    return f".{target.name}.{state}-"
-
-
 def _siblings(target: Path, state: str) -> list[Path]:
     """Return the stages of a target, beside it and in it."""
-    prefix = _sibling_name(target, state)
-    found = []
-    for folder in (target.parent, target):
-        with contextlib.suppress(OSError):
-            found += [path for path in folder.iterdir() if path.name.startswith(prefix)]
-    return sorted(found)
-
-
-def _is_stage(name: str) -> bool:
-    return name.startswith(".") and (".partial-" in name or ".ready-" in name)
+    pattern = f".{glob.escape(target.name)}.{state}-*"
+    return sorted([*target.parent.glob(pattern), *target.glob(pattern)])
 
 
 def _is_workplace(target: Path) -> bool:
@@ -663,7 +556,7 @@ def _read_moves(ready: Path, target: Path) -> dict[str, list[str]]:
     """Return the names of the files to move and of those to remove; raise `CheckpointError` if one leads elsewhere."""
     path = ready / MOVES
     try:
-        moves = json.loads(read_text(path))
+        moves = json.loads(read_text(path, MAX_TEXT))
         (*_, _), every = moves["files"], [*moves["files"], *moves["stale"]]
     except DAMAGE as error:
         raise CheckpointError(f"{path} is damaged: {one_line(repr(error))}. Remove {ready}.") from error

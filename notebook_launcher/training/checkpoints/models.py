@@ -14,28 +14,11 @@ import safetensors
 import safetensors.torch
 import torch
 
-from notebook_launcher.training.checkpoints import folders
-from notebook_launcher.training.checkpoints.folders import (
-    ADVICE,
-    DAMAGE,
-    METADATA,
-    CheckpointError,
-    FileDigest,
-    check_plain,
-    leaves_folder,
-    read_text,
-    write_object,
-    write_tensors,
-)
+from notebook_launcher import files
+from notebook_launcher.training.checkpoints import folders, sharded
+from notebook_launcher.training.checkpoints.folders import ADVICE, CheckpointError, FileDigest
 from notebook_launcher.training.checkpoints.objects import read_object
-from notebook_launcher.training.checkpoints.sharded import (
-    gather_tree,
-    has_spread,
-    local_part,
-    read_outline,
-    read_shards,
-    share_out,
-)
+from notebook_launcher.training.checkpoints.sharded import gather_tree, has_spread
 from notebook_launcher.training.checkpoints.writers import gather_outcomes, on_all_ranks, run_each, writes_here
 from notebook_launcher.training.process.arrivals import meet
 from notebook_launcher.training.unwrapping import unwrap_model
@@ -148,11 +131,7 @@ def _publish(stage: Path, target: Path, plan: FilePlan) -> None:
 
 
 def gather_state_dict(model: torch.nn.Module) -> dict[str, Any]:
-    """Return a model's state dict; of a sharded one, on rank 0 whole and on the CPU, and on the others empty.
-
-    Raises:
-        TypeError: The object has no state dict.
-    """
+    """Return a model's state dict; of a sharded one, on rank 0 whole and on the CPU, and on the others empty."""
     if not hasattr(model, "state_dict"):
         raise TypeError(f"get_state_dict({class_name(model)}): pass a model.")
     state: dict[str, Any] = model.state_dict()
@@ -185,8 +164,8 @@ def load_model(
     folders.settle(target)
     first = next((target / name for name in CANDIDATES if (target / name).exists()), None)
     bare = unwrap_model(model, keep_torch_compile=False)
-    shards = target / folders.model_shards(0)
-    if first is None and (shards / METADATA).exists():
+    shards = target / folders.MODEL_SHARDS.format(0)
+    if first is None and (shards / folders.METADATA).exists():
         return load_shards(bare, shards, strict=strict)
     if first is None:
         raise CheckpointError(f"{target} holds no weights: none of {', '.join(CANDIDATES)} is there. Check the path.")
@@ -194,7 +173,7 @@ def load_model(
     weights = read_weights(paths)
     tensors = fill_in(bare, weights)
     check_names_and_shapes(bare, tensors, weights.source, strict=strict)
-    return bare.load_state_dict(share_out(tensors, bare.state_dict()), strict=strict)
+    return bare.load_state_dict(sharded.share_out(tensors, bare.state_dict()), strict=strict)
 
 
 def save(
@@ -228,8 +207,9 @@ def save(
             "safe_serialization=False."
         )
     if not hasattr(f, "write"):
-        write = (lambda path: write_weights(path, obj, safe=True)) if safe_serialization else None
-        folders.replace_file(Path(f), write or (lambda path: folders.write_object(path, obj)))
+        write = functools.partial(write_weights, state=obj, safe=True)
+        files.replace_file(Path(f), write if safe_serialization else lambda path: folders.write_object(path, obj))
+        folders.sync_folder(Path(os.path.realpath(f)).parent)
     elif safe_serialization:
         check_tensors(obj, safe=True)
         f.write(safetensors.torch.save(*split_tied(obj)))
@@ -252,7 +232,7 @@ def find_tied(state: Mapping[str, Any]) -> dict[str, str]:
     for name, tensor in state.items():
         if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided:
             continue
-        tensor = local_part(tensor)  # noqa: PLW2901 - a spread tensor has no memory of its own
+        tensor = sharded.local_part(tensor)  # noqa: PLW2901 - a spread tensor has no memory of its own
         if tensor.is_meta or tensor.numel() == 0:
             continue
         view = tensor.data_ptr(), tensor.device, tensor.dtype, tensor.shape, tensor.stride()
@@ -288,11 +268,7 @@ def _alone(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def parse_size(size: int | str) -> int:
-    """Return a size in bytes: `5_000_000`, `"5MB"` (5 * 10**6) or `"5MiB"` (5 * 2**20).
-
-    Raises:
-        ValueError: The size is neither a number nor such a text, or not above zero.
-    """
+    """Return a size in bytes: `5_000_000`, `"5MB"` (5 * 10**6) or `"5MiB"` (5 * 2**20)."""
     number = size if type(size) is int else 0
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(I?)B\s*", str(size).upper())
     if match is not None:
@@ -387,14 +363,7 @@ def split_tied(state: Mapping[str, Any]) -> tuple[dict[str, torch.Tensor], dict[
 def write_weights(path: Path | None, state: Mapping[str, Any], *, safe: bool) -> FileDigest | None:
     """Write a model's state, `safe` as safetensors; spread tensors are gathered, and all ranks call it together.
 
-    Args:
-        path: The file; None on ranks that do not write.
-        state: Of the same names on all ranks.
-        safe: safetensors; False: `torch.save`.
-
-    Raises:
-        CheckpointError: The state holds something that cannot be written.
-        OSError: The disk is full or fails.
+    The path is None on ranks that do not write. The state has the same names on all ranks.
     """
     check_tensors(state, safe=safe)
     tied = find_tied(state)
@@ -403,9 +372,9 @@ def write_weights(path: Path | None, state: Mapping[str, Any], *, safe: bool) ->
         return None
     whole = {**whole, **{name: whole[first] for name, first in tied.items()}}
     if not safe:
-        return write_object(path, compact(whole))
+        return folders.write_object(path, compact(whole))
     try:
-        return write_tensors(path, *split_tied(whole))
+        return folders.write_tensors(path, *split_tied(whole))
     except (KeyError, ValueError) as error:
         # A dtype that it does not know is a KeyError; a sparse tensor a ValueError.
         raise CheckpointError(
@@ -414,11 +383,7 @@ def write_weights(path: Path | None, state: Mapping[str, Any], *, safe: bool) ->
 
 
 def read_weights(paths: Iterable[Path], map_location: Any = "cpu", **load_kwargs: Any) -> Weights:
-    """Return the tensors of all files together.
-
-    Raises:
-        CheckpointError: A file is missing or cannot be read.
-    """
+    """Return the tensors of all files together; raise CheckpointError if a file is missing or cannot be read."""
     paths = list(paths)
     weights = Weights({}, {}, f"{paths[0]}" if len(paths) == 1 else f"{paths[0].parent}")
     for path in paths:
@@ -431,7 +396,7 @@ def read_weights(paths: Iterable[Path], map_location: Any = "cpu", **load_kwargs
 
 def _read_safetensors(path: Path, map_location: Any, weights: Weights) -> None:
     try:
-        check_plain(path)
+        files.check_plain(path)
         weights.tensors.update(safetensors.torch.load_file(path, device=str(map_location)))
         with safetensors.safe_open(path, framework="pt") as file:
             weights.aliases.update(file.metadata() or {})
@@ -444,17 +409,13 @@ def _read_safetensors(path: Path, map_location: Any, weights: Weights) -> None:
 
 
 def read_index(path: Path) -> list[Path]:
-    """Return the files that an index names.
-
-    Raises:
-        CheckpointError: The index does not parse, or names a file outside its folder.
-    """
+    """Return the files that an index names, none of which may be outside its folder."""
     try:
-        names = set(json.loads(read_text(path))["weight_map"].values())
-    except (*DAMAGE, OSError) as error:
+        names = set(json.loads(files.read_text(path, folders.MAX_TEXT))["weight_map"].values())
+    except (*folders.DAMAGE, OSError) as error:
         why = one_line(repr(error))
         raise CheckpointError(f"{path} is damaged: it does not parse ({why}). Save the model again.") from error
-    if outside := [name for name in names if leaves_folder(name)]:
+    if outside := [name for name in names if folders.leaves_folder(name)]:
         raise CheckpointError(f"{path} is damaged: {outside[0]!r} is outside the folder. Save the model again.")
     return [path.parent / name for name in sorted(names)]
 
@@ -477,14 +438,9 @@ def fill_in(model: torch.nn.Module, weights: Weights) -> dict[str, Any]:
 def check_names_and_shapes(
     model: torch.nn.Module, tensors: Mapping[str, Any], source: str, *, strict: bool = True, always: bool = False
 ) -> None:
-    """Raise CheckpointError, before anything is loaded, if names or shapes are not the model's.
+    """Raise CheckpointError, before anything is loaded, if names (only with `strict`) or shapes are not the model's.
 
-    Args:
-        model: Not wrapped.
-        tensors: From `fill_in`.
-        source: Origin of the weights, in words.
-        strict: True if names must agree; shapes always must.
-        always: True if the tensors do not pass the hooks of `load_state_dict`.
+    A model whose hooks of `load_state_dict` may rename tensors is not compared, but with `always`.
     """
     hooks = [hook for module in model.modules() for hook in module._load_state_dict_pre_hooks.values()]  # noqa: SLF001 - no public name
     # `fully_shard` registers a hook, and it renames nothing.
@@ -506,22 +462,18 @@ def check_names_and_shapes(
 
 
 def load_shards(model: torch.nn.Module, folder: Path, *, strict: bool = True) -> Any:
-    """Load a model from a folder of the sharded layout; return the missing and the unexpected names.
-
-    Raises:
-        CheckpointError: The folder does not fit the model or cannot be read; nothing was loaded if it does not fit.
-    """
+    """Load a model from a folder of the sharded layout; return the missing and the unexpected names."""
     outline = find_shards(model, folder, strict=strict)
     state = model.state_dict()
     with torch.no_grad():
-        read_shards(folder, {f"model.{name}": tensor for name, tensor in state.items() if name in outline})
+        sharded.read_shards(folder, {f"model.{name}": tensor for name, tensor in state.items() if name in outline})
     missing, unexpected = sorted(set(state) - set(outline)), sorted(set(outline) - set(state))
     return torch.nn.modules.module._IncompatibleKeys(missing, unexpected)  # noqa: SLF001 - what load_state_dict returns
 
 
 def find_shards(model: torch.nn.Module, folder: Path, *, strict: bool) -> dict[str, torch.Tensor]:
     """Return the tensors of a folder of the sharded layout, on the meta device, after checking that they fit."""
-    outline = read_outline(folder, "model")
+    outline = sharded.read_outline(folder, "model")
     check_names_and_shapes(model, outline, f"{folder}", strict=strict, always=True)
     return outline
 

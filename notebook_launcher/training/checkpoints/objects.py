@@ -12,42 +12,30 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from notebook_launcher.training.checkpoints.folders import ADVICE, CheckpointError, check_plain
+from notebook_launcher.files import check_plain
+from notebook_launcher.training.checkpoints.folders import ADVICE, CheckpointError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ["check_custom_objects", "load", "read_object", "unsafe_types"]
-
-PLAIN = (
-    dt.date,
-    dt.datetime,
-    dt.time,
-    dt.timedelta,
-    dt.timezone,
-    frozenset,
-    range,
-    slice,
-)
+PLAIN = (dt.date, dt.datetime, dt.time, dt.timedelta, dt.timezone, frozenset, range, slice)
 """Types beside torch's own list whose construction runs no code; NumPy's are added if NumPy is imported."""
 
 
-TRUST = 'load_kwargs={"weights_only": False} to load_state'
-"""The argument of `load_state` that allows any type."""
-
-
-def read_object(path: Path, map_location: Any = "cpu", *, trust: str = TRUST, **load_kwargs: Any) -> Any:
-    """Return the object in a file, made of plain types: numbers, text, containers, tensors and NumPy arrays.
+def read_object(
+    path: Path,
+    map_location: Any = "cpu",
+    *,
+    trust: str = 'load_kwargs={"weights_only": False} to load_state',
+    **load_kwargs: Any,
+) -> Any:
+    """Return the object in a file of `torch.save`, made of plain types: numbers, text, containers, tensors, arrays.
 
     Args:
-        path: Written by `torch.save`.
+        path: The file.
         map_location: Device for tensors.
-        trust: Argument to pass, and to which function, in order to load anything.
-        load_kwargs: For `torch.load`; `weights_only=False` lets the file construct anything, which can run
-            any code.
-
-    Raises:
-        CheckpointError: The file cannot be read, or holds other types.
+        trust: The argument that allows any type, and its function, for the error.
+        load_kwargs: For `torch.load`.
     """
     options: dict[str, Any] = {"weights_only": True, **load_kwargs}
     try:
@@ -65,10 +53,9 @@ def read_object(path: Path, map_location: Any = "cpu", *, trust: str = TRUST, **
         found = unsafe_types(path)
         if options["weights_only"] and found:
             raise CheckpointError(
-                f"{path} holds {', '.join(found)}, which is not loaded without permission: constructing it can run "
-                "any code. "
-                f"If you trust the folder, pass {trust}; or let state_dict() return plain numbers, text, lists, dicts "
-                "and tensors."
+                f"{path} holds {', '.join(found)}, which is not loaded without permission: constructing it can run any "
+                f"code. If you trust the folder, pass {trust}; or let state_dict() return plain numbers, text, lists, "
+                "dicts and tensors."
             ) from error
         raise CheckpointError(f"{path} cannot be read: {error}. {ADVICE}") from error
 
@@ -102,7 +89,7 @@ def unsafe_types(path: Path) -> list[str]:
 def check_custom_objects(objects: Iterable[Any]) -> None:
     """Raise ValueError, listing them, if objects lack `state_dict` or `load_state_dict`."""
     bad = [
-        f"\n\t- Item at index {index}, `{_name(obj)}`"
+        f"\n\t- Item at index {index}, `{getattr(obj, '__name__', None) or type(obj).__name__}`"
         for index, obj in enumerate(objects)
         if not (callable(getattr(obj, "state_dict", None)) and callable(getattr(obj, "load_state_dict", None)))
     ]
@@ -111,10 +98,6 @@ def check_custom_objects(objects: Iterable[Any]) -> None:
             "register_for_checkpointing takes objects with the methods state_dict() and load_state_dict(state). These "
             f"lack one:{''.join(bad)}"
         )
-
-
-def _name(obj: Any) -> str:
-    return getattr(obj, "__name__", None) or type(obj).__name__
 
 
 @contextlib.contextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import socket
 from typing import TYPE_CHECKING, Any
 
@@ -12,28 +11,10 @@ import torch
 
 from notebook_launcher import context
 from notebook_launcher.training.accumulation.members import has_held, parameter_groups, parameters_of
-from notebook_launcher.training.checkpoints import folders
-from notebook_launcher.training.checkpoints.folders import (
-    MANIFEST,
-    CheckpointError,
-    Manifest,
-    folder_to_save,
-    keep_newest,
-    read_manifest,
-    write_manifest,
-)
-from notebook_launcher.training.checkpoints.models import check_tensors, write_weights
+from notebook_launcher.training.checkpoints import folders, models, sharded
+from notebook_launcher.training.checkpoints.folders import MANIFEST, CheckpointError, Manifest
 from notebook_launcher.training.checkpoints.objects import unsafe_types
-from notebook_launcher.training.checkpoints.sharded import (
-    check_layout,
-    choose_sharded,
-    from_local_part,
-    gather_tree,
-    has_spread,
-    local_part,
-    measure_shards,
-    write_shards,
-)
+from notebook_launcher.training.checkpoints.sharded import gather_tree, has_spread
 from notebook_launcher.training.checkpoints.writers import Writers, gather_outcomes, on_all_ranks, run_each
 from notebook_launcher.training.fingerprints import digest_of
 from notebook_launcher.training.process.arrivals import meet
@@ -93,7 +74,7 @@ def save_state(
         OSError: The disk is full or fails; the earlier checkpoint is whole.
     """
     on_each_node = bool(config.save_on_each_node)
-    check_layout(state_dict_type, on_each_node=on_each_node)
+    sharded.check_layout(state_dict_type, on_each_node=on_each_node)
     writers = Writers.of(process, on_each_node=on_each_node)
     meet("save_state")
     if rank_check is not None:
@@ -105,7 +86,7 @@ def save_state(
         digests_of_states = gather_outcomes("collect its part of the checkpoint", writer.collect)
         on_all_ranks("collect its part of the checkpoint", lambda: writer.keep_states(digests_of_states))
         states = [*writer.weights, *writer.optimizers]
-        writer.sharded = choose_sharded(states, state_dict_type, process, on_each_node=on_each_node)
+        writer.sharded = sharded.choose_sharded(states, state_dict_type, process, on_each_node=on_each_node)
         writer.keep_weights(gather_outcomes("run the hooks", writer.run_hooks)[writers.leader])
         on_all_ranks("write its part of the checkpoint", writer.write_spread)
         written = gather_outcomes("write its part of the checkpoint", lambda: (writers.leader, writer.write()))
@@ -126,7 +107,7 @@ def _open_stage(
     def begin() -> tuple[Path, Path] | None:
         if not writers.leads:
             return None
-        target = folder_to_save(config, output_dir)
+        target = folders.folder_to_save(config, output_dir)
         return target, folders.open_stage(target)
 
     places = gather_outcomes("begin the checkpoint", begin)[writers.leader]
@@ -153,15 +134,7 @@ def _check_reach(stage: Path, rank: int) -> None:
 
 
 class CheckpointWriter:
-    """The writer of one checkpoint on one rank.
-
-    Args:
-        stateful: The objects whose states are saved.
-        process: This process among its peers.
-        writers: The ranks that share the folder.
-        stage: The folder in which the files are written, before they are put in place.
-        safe: Models as safetensors; False: by `torch.save`.
-    """
+    """The writer of one checkpoint on one rank, into a stage."""
 
     def __init__(
         self, stateful: StatefulObjects, process: ProcessState, writers: Writers, stage: Path, *, safe: bool
@@ -193,8 +166,7 @@ class CheckpointWriter:
     def collect(self) -> dict[str, str]:
         """Collect the state of every object; on every rank, because some objects synchronise in `state_dict()`.
 
-        Returns:
-            Digests of the states that may differ between ranks, by file name.
+        Returns digests of the states that may differ between ranks, by file name.
         """
         stateful = self.stateful
         self.weights = [model.state_dict() for model in stateful.models]
@@ -208,21 +180,16 @@ class CheckpointWriter:
             states[folders.SCALER] = stateful.scaler.state_dict()
         self.objects = states if self.leads else {}
         self.window = capture_window(stateful)
-        for name, objects in (
-            (functools.partial(folders.numbered, "scheduler"), stateful.schedulers),
-            (folders.custom_object, stateful.custom_objects),
-        ):
-            self._states.update({name(at): obj.state_dict() for at, obj in enumerate(objects)})
+        for at, scheduler in enumerate(stateful.schedulers):
+            self._states[folders.numbered("scheduler", at)] = scheduler.state_dict()
+        for at, obj in enumerate(stateful.custom_objects):
+            self._states[folders.CUSTOM_OBJECT.format(at)] = obj.state_dict()
         if self.num_processes == 1:
             return {}
         return {name: digest_of(state) for name, state in self._states.items()}
 
     def keep_states(self, digests: list[dict[str, str]]) -> None:
-        """Keep the leader's state of each object, and each rank's where they differ; all ranks call it together.
-
-        Args:
-            digests: What `collect` has returned on each rank.
-        """
+        """Keep the leader's state of each object, and each rank's where they differ; all ranks call it together."""
         for name, state in self._states.items():
             differs = len({of_rank.get(name) for of_rank in digests}) > 1
             whole = gather_tree(state, keep=self.leads or differs)
@@ -264,11 +231,11 @@ class CheckpointWriter:
     def _write_model(self, at: int) -> None:
         state = self.weights[at]
         if self.sharded and has_spread(state):
-            check_tensors(state, safe=True)
-            self._write_shards(folders.model_shards(at), "model", state)
+            models.check_tensors(state, safe=True)
+            self._write_shards(folders.MODEL_SHARDS.format(at), "model", state)
             return
         name = folders.model(at, safe=self.safe)
-        digest = write_weights(self.stage / name if self.leads else None, state, safe=self.safe)
+        digest = models.write_weights(self.stage / name if self.leads else None, state, safe=self.safe)
         if digest is not None:
             self.digests[name] = digest
 
@@ -277,15 +244,15 @@ class CheckpointWriter:
         if self.sharded:
             state, tensors = split_state(self.stateful.optimizers[at], state, names)
             if tensors:
-                self._write_shards(folders.optimizer_shards(at), "optimizer", tensors)
+                self._write_shards(folders.OPTIMIZER_SHARDS.format(at), "optimizer", tensors)
         whole, name = gather_tree(state, keep=self.leads), folders.numbered("optimizer", at)
         if self.leads:
             self.digests[name] = folders.write_object(self.stage / name, whole)
 
     def _write_shards(self, folder: str, kind: str, tensors: dict[str, Any]) -> None:
-        if not write_shards(self.stage / folder, {kind: tensors}):
+        if not sharded.write_shards(self.stage / folder, {kind: tensors}):
             return
-        written = measure_shards(self.stage / folder, self.rank)
+        written = sharded.measure_shards(self.stage / folder, self.rank)
         self.digests.update({f"{folder}/{name}": digest for name, digest in written.items()})
 
     def write(self) -> dict[str, FileDigest]:
@@ -293,13 +260,13 @@ class CheckpointWriter:
         digests = dict(self.digests)
         mine = dict(self.objects)
         if self.window is not None:
-            mine[folders.window(self.rank)] = self.window
+            mine[folders.WINDOW.format(self.rank)] = self.window
         # Last, since hooks and states of the user's objects may draw numbers.
         windows = self.stateful.gradient_state.state_dict().get("windows", [])
         step = windows[0]["num_batches"] if windows else 0
         safepoint = self.stateful.safepoint
         counts = {"step": step} | ({} if safepoint is None else {"updates": safepoint.last_update})
-        mine[folders.random_states(self.rank)] = {**counts, **capture_rng_states()}
+        mine[folders.RANDOM_STATES.format(self.rank)] = {**counts, **capture_rng_states()}
         for name, obj in mine.items():
             digests[name] = folders.write_object(self.stage / name, obj)
         if self.leads:
@@ -323,7 +290,7 @@ class CheckpointWriter:
         new = folders.contents(self.stage)
         from_hooks = new - set(digests)
         digests.update({name: folders.measure(self.stage / name, sync=True) for name in from_hooks})
-        write_manifest(
+        folders.write_manifest(
             self.stage,
             Manifest(
                 num_processes=self.num_processes,
@@ -340,19 +307,19 @@ class CheckpointWriter:
         folders.publish(
             self.stage, target, last=MANIFEST, stale=earlier - new - {MANIFEST}, replaceable=before == earlier
         )
-        keep_newest(config, target)
+        folders.keep_newest(config, target)
 
 
 def _earlier(target: Path, before: set[str]) -> set[str]:
     """Return the files of the checkpoint that the folder holds."""
     try:
-        manifest = read_manifest(target)
+        manifest = folders.read_manifest(target)
     except CheckpointError:
         manifest = None
     if manifest is not None:
         return {MANIFEST, *manifest.files}
     # A checkpoint of Accelerate has no manifest, and always has this file.
-    if folders.random_states(0) not in before:
+    if folders.RANDOM_STATES.format(0) not in before:
         return set()
     return {MANIFEST, *filter(folders.is_checkpoint_file, before)}
 
@@ -453,10 +420,7 @@ def join_state(
 ) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     """Return a state with an empty tensor in place of each reference, and these tensors by name, to be filled.
 
-    Args:
-        optimizer: Its parameters show how tensors of their shape are spread.
-        state: From `split_state`.
-        outline: Tensors on the meta device, for shapes and dtypes.
+    The optimizer's parameters show how tensors of their shape are spread; the outline has shapes and dtypes.
     """
     parameters = parameters_of(optimizer)
     tensors: dict[str, torch.Tensor] = {}
@@ -468,12 +432,8 @@ def join_state(
             return {key: join(item, parameter) for key, item in value.items()}
         shape = outline[value[STORED]]
         is_alike = is_spread(parameter) and parameter.shape == shape.shape
-        made = (
-            torch.empty_like(parameter.detach(), dtype=shape.dtype)
-            if is_alike
-            else torch.empty(shape.shape, dtype=shape.dtype)
-        )
-        return tensors.setdefault(value[STORED], made)
+        like = parameter.detach() if is_alike else torch.empty(shape.shape)
+        return tensors.setdefault(value[STORED], torch.empty_like(like, dtype=shape.dtype))
 
     slots = {
         at: join(slot, parameters[at] if isinstance(at, int) else torch.empty(0)) for at, slot in state["state"].items()
@@ -486,11 +446,7 @@ def join_state(
 
 
 def capture_window(stateful: StatefulObjects) -> dict[str, Any] | None:
-    """Return this rank's part of the window, or None if none is open.
-
-    Raises:
-        CheckpointError: Torch holds gradients of a sharded model that it has not reduced, where they cannot be read.
-    """
+    """Return this rank's part of the window, or None if none is open."""
     if not stateful.gradient_state.has_open_window:
         return None
     if any(has_held(parameter_groups(model)) for model in stateful.models):
@@ -499,21 +455,18 @@ def capture_window(stateful: StatefulObjects) -> dict[str, Any] | None:
             "torch keeps them to itself (sync_each_batch=False, or replicas of a sharded model). Save where a window "
             "ends: if accelerator.sync_gradients: accelerator.save_state(...)."
         )
-    gradients = {name: local_part(tensor.grad) for name, tensor in stateful.parameters() if tensor.grad is not None}
+    gradients = {
+        name: sharded.local_part(tensor.grad) for name, tensor in stateful.parameters() if tensor.grad is not None
+    }
     return {"state": stateful.gradient_state.state_dict(), "gradients": gradients}
 
 
 def merge_windows(windows: Sequence[dict[str, Any]], *, num_processes: int, nominal_divisor: bool) -> dict[str, Any]:
     """Return the part of a window for each of another number of ranks; all ranks get the same part.
 
-    What is applied where the window ends stays the same. Where gradients are divided by what the window
-    held, the ranks' gradients are added up in the end, so their sum is kept; where they are averaged over
-    ranks, their mean.
-
-    Args:
-        windows: The parts of all ranks that saved.
-        num_processes: Ranks that continue.
-        nominal_divisor: True if gradients are averaged over ranks.
+    What is applied where the window ends stays the same. Where gradients are divided by what the window held, the
+    ranks' gradients are added up in the end, so their sum is kept; where they are averaged over ranks
+    (`nominal_divisor`), their mean.
     """
     sums: dict[str, torch.Tensor] = {}
     for window in windows:
@@ -535,5 +488,7 @@ def restore_window(stateful: StatefulObjects, window: dict[str, Any] | None) -> 
     gradients = {} if window is None else window["gradients"]
     for name, tensor in stateful.parameters():
         gradient = gradients.get(name)
-        tensor.grad = None if gradient is None else from_local_part(gradient.to(tensor.device, tensor.dtype), tensor)
+        if gradient is not None:
+            gradient = sharded.from_local_part(gradient.to(tensor.device, tensor.dtype), tensor)
+        tensor.grad = gradient
     stateful.gradient_state.restore(None if window is None else window["state"])

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 import torch.distributed.checkpoint as dcp
 
-from notebook_launcher.training.checkpoints.folders import METADATA, check_plain, leaves_folder
+from notebook_launcher.files import check_plain
+from notebook_launcher.training.checkpoints.folders import METADATA, leaves_folder
 
 SAFE_TYPES = {
     "torch.distributed.checkpoint.metadata": {

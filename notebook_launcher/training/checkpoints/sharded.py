@@ -13,13 +13,7 @@ import torch.distributed as dist
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from notebook_launcher.training.accumulation.members import parameters_of
-from notebook_launcher.training.checkpoints.folders import (
-    ADVICE,
-    METADATA,
-    CheckpointError,
-    FileDigest,
-    measure,
-)
+from notebook_launcher.training.checkpoints.folders import ADVICE, METADATA, CheckpointError, FileDigest, measure
 from notebook_launcher.training.spread_tensors import is_spread, whole_tensor
 from notebook_launcher.training.user_warnings import warn_user
 from notebook_launcher.wording import format_bytes, unknown
@@ -39,9 +33,8 @@ def has_spread(tree: Any) -> bool:
 def gather_tree(tree: Any, *, keep: bool) -> Any:
     """Return nested dicts and lists with every spread tensor whole, on the CPU; all ranks call it together.
 
-    Args:
-        tree: Of a state dict. Without spread tensors it comes back as it is, and no rank waits for another.
-        keep: True if this rank wants the whole tensors; the others get None in their place.
+    Ranks that do not keep the whole tensors get None in their place. Without spread tensors the tree comes back as it
+    is, and no rank waits for another.
     """
 
     def gather(tensor: Any) -> Any:
@@ -109,17 +102,9 @@ def from_local_part(part: torch.Tensor, model: Any) -> torch.Tensor:
 
 
 def write_shards(folder: Path, tensors: Mapping[str, Any]) -> bool:
-    """Write this rank's parts of tensors; all ranks call it together.
+    """Write this rank's parts of tensors by nested names; all ranks call it together.
 
-    Args:
-        folder: Made if it does not exist; all ranks see the same one.
-        tensors: Tensors by nested names. A plain tensor is written by a rank that has it.
-
-    Returns:
-        False if another rank failed, which the caller has to exchange.
-
-    Raises:
-        Exception: Error of this rank.
+    Returns False if another rank failed, which the caller has to exchange; this rank's own error is raised.
     """
     import torch.distributed.checkpoint as dcp
 
@@ -141,14 +126,9 @@ def measure_shards(folder: Path, rank: int) -> dict[str, FileDigest]:
 
 
 def read_outline(folder: Path, kind: str) -> dict[str, torch.Tensor]:
-    """Return the tensors of a folder by name, on the meta device.
+    """Return the tensors of a folder of `write_shards` by name, on the meta device.
 
-    Args:
-        folder: Written by `write_shards`.
-        kind: The first part of the names, `"model"` or `"optimizer"`, which the names in the result lack.
-
-    Raises:
-        CheckpointError: The folder's `.metadata` is missing, cannot be read, or refers to types of other kinds.
+    The names lack their first part, the kind: `"model"` or `"optimizer"`.
     """
     from notebook_launcher.training.checkpoints.shard_reader import ShardReader
 
@@ -164,11 +144,7 @@ def read_outline(folder: Path, kind: str) -> dict[str, torch.Tensor]:
 
 
 def read_shards(folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Fill tensors in place with the saved ones of their names; each rank reads what its parts need, without waiting.
-
-    Raises:
-        CheckpointError: A tensor is missing, or has another shape, or a file cannot be read.
-    """
+    """Fill tensors in place with the saved ones of their names; each rank reads what it needs, and waits for none."""
     import torch.distributed.checkpoint as dcp
 
     from notebook_launcher.training.checkpoints.shard_reader import ShardReader
@@ -218,14 +194,7 @@ def check_layout(state_dict_type: str | None, *, on_each_node: bool) -> None:
 def choose_sharded(
     states: Iterable[Any], state_dict_type: str | None, process: ProcessState, *, on_each_node: bool
 ) -> bool:
-    """Return True if tensors that are spread over ranks are written in parts; the same on all ranks.
-
-    Args:
-        states: States of models and optimizers.
-        state_dict_type: The layout that was asked for; None: by size.
-        process: This process among its peers; rank 0 chooses the layout of a large model.
-        on_each_node: True if each machine has a folder of its own.
-    """
+    """Return True if tensors that are spread over ranks are written in parts: as asked for, or else by their size."""
     spread = [leaf for leaf in tree_leaves(list(states)) if is_spread(leaf)]
     if state_dict_type is not None:
         return state_dict_type == SHARDED and bool(spread)

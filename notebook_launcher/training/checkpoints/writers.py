@@ -25,7 +25,7 @@ class Writers:
     leader: int
     """The rank that writes the files that are written once."""
     index: int
-    """This rank's place among them."""
+    """The place of this rank among the writers."""
     size: int
 
     @classmethod
@@ -51,13 +51,8 @@ class Writers:
 def on_all_ranks(doing: str, step: Callable[[], T]) -> T:
     """Run a step on every rank, and return this rank's result once all ranks have finished.
 
-    Args:
-        doing: Work of the step in words, for the message on the other ranks: `"write the checkpoint"`.
-        step: Work of this rank.
-
-    Raises:
-        CheckpointError: Another rank's step failed; the message has its error.
-        Exception: Error that this rank's step raised.
+    Where a rank's step failed, that rank raises its error, and the others a `CheckpointError` with the error's text and
+    what the rank was `doing`: `"write the checkpoint"`.
     """
     outcome: list[T] = []
     gather_outcomes(doing, lambda: outcome.append(step()))
