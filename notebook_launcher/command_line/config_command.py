@@ -16,35 +16,12 @@ from notebook_launcher.settings.option_checks import CHOICES, NUMBERS
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Sequence
-    from pathlib import Path
 
 
-QUESTIONS = {
-    "engine": "Machines: this machine, slurm, or ssh and names of hosts",
-    "num_processes": "Processes",
-    "gradient_accumulation_steps": "Gradient accumulation steps",
-    "mixed_precision": "Mixed precision",
-    "devices": "Devices: GPU indices such as 0,1, all, or cpu",
-    "backend": "Backend of the process group",
-    "start_method": "Start method",
-    "output": "Ranks whose output is shown",
-    "shard": "Ranks that share each model's weights",
-    "seed": "Seed",
-    "max_grad_norm": "Norm to which gradients are clipped",
-    "comm_hook": "Compression of gradients",
-    "timeout": "Time limit of a run in seconds",
-    "idle_timeout": "Seconds without output or report after which a run is stopped",
-    "max_restarts": "Restarts after a failure",
-    "check_collectives": "Compare collectives between ranks: true or false",
-    "resume": "Point from which a restarted run resumes",
-    "preemption_signal": "Signal at which a run that outlives its kernel saves and stops",
-    "detached": "Runs outlive their kernel or terminal: true or false",
-}
-UNSET = {
-    "engine": "this machine",
-    "devices": "all",
-    **{name: number.none for name, number in NUMBERS.items()},
-}
+YES_OR_NO = ("no", "yes")
+HINTS = {"engine": "this machine, slurm, or ssh and names of hosts", "devices": "GPU indices such as 0,1, all, or cpu"}
+"""What to type where the panel's label does not say it."""
+UNSET = {"engine": "this machine", "devices": "all"} | {name: number.none for name, number in NUMBERS.items()}
 """Meaning of None, as the question shows it."""
 
 
@@ -56,17 +33,15 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _run(options: argparse.Namespace) -> int:
     path = accelerate_yaml.path_to_write(options.config_file)
-    config = LaunchConfig() if options.default else _asked(_present(path))
+    config = LaunchConfig()
+    if not options.default:
+        if path.is_file():
+            print(f"The answers in parentheses come from {path}.")
+            config = load_accelerate_file(path)[0]
+        config = _asked(config)
     written = config.to_yaml(path)
     print(f"written: {written}\nnotebook-launcher launch --config_file {written} SCRIPT")
     return 0
-
-
-def _present(path: Path) -> LaunchConfig:
-    if not path.is_file():
-        return LaunchConfig()
-    print(f"The answers in parentheses come from {path}.")
-    return load_accelerate_file(path)[0]
 
 
 def _asked(config: LaunchConfig) -> LaunchConfig:
@@ -74,7 +49,7 @@ def _asked(config: LaunchConfig) -> LaunchConfig:
 
     for name in ESSENTIAL:
         config = _ask(config, name)
-    if ask_choice("Other options: devices, backend, seed, clipping, restarts, ...", ("no", "yes"), "no") == "yes":
+    if ask_choice("Other options: devices, backend, seed, clipping, restarts, ...", YES_OR_NO, "no") == "yes":
         for name in ADVANCED:
             config = _ask(config, name)
     return config
@@ -82,7 +57,13 @@ def _asked(config: LaunchConfig) -> LaunchConfig:
 
 def _ask(config: LaunchConfig, name: str) -> LaunchConfig:
     """Return the options with the answer to one question."""
-    now, question = getattr(config, name), QUESTIONS.get(name, name)
+    from notebook_launcher.widgets.launching import parameters
+    from notebook_launcher.widgets.launching.launch_state import LABELS
+
+    now, question = getattr(config, name), ": ".join([LABELS[name], *filter(None, [HINTS.get(name)])])
+    if isinstance(now, bool):
+        chosen = ask_choice(question, YES_OR_NO, YES_OR_NO[now])
+        return dataclasses.replace(config, **{name: chosen == "yes"})
     if name in CHOICES:
         choices = CHOICES[name]
         shown: Any = choices.none if now is None else now
@@ -92,8 +73,6 @@ def _ask(config: LaunchConfig, name: str) -> LaunchConfig:
         return dataclasses.replace(config, **{name: value})
 
     def read(text: str) -> LaunchConfig:
-        from notebook_launcher.widgets.launching import parameters
-
         value = devices_of(text) if name == "devices" else parameters.reads(name, text)
         try:
             return dataclasses.replace(config, **{name: value})

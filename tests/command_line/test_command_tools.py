@@ -229,7 +229,7 @@ def test_run_that_is_not_over_is_not_deleted(home):
 
 
 def test_config_asks_in_plain_lines_where_there_is_no_terminal(tmp_path):
-    answers = "two 2 4 bf16 yes ssh,gpu1 cpu gloo spawn - - 7 0.5 - - - 1 checkpoint"
+    answers = "two 2 4 bf16 yes ssh,gpu1 cpu gloo spawn - - 7 0.5 - - - 1 checkpoint yes"
     text = answers.replace(" ", "\n").replace("-", "").replace(",", " ") + 20 * "\n"
     done = type_command("config", "--config_file", "s.yaml", cwd=tmp_path, text=text)
     assert done.returncode == 0, done.stderr
@@ -237,6 +237,7 @@ def test_config_asks_in_plain_lines_where_there_is_no_terminal(tmp_path):
     expected = LaunchConfig(
         num_processes=2, gradient_accumulation_steps=4, mixed_precision="bf16", engine=SSH(["gpu1"]), devices="cpu",
         backend="gloo", start_method="spawn", seed=7, max_grad_norm=0.5, max_restarts=1, resume="checkpoint",
+        check_collectives=True,
     )  # fmt: skip
     assert LaunchConfig.from_yaml(tmp_path / "s.yaml") == expected
 
