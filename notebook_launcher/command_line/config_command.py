@@ -27,7 +27,7 @@ UNSET = {"engine": "this machine", "devices": "all"} | {name: number.none for na
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     where = "the file to write; Accelerate's own if omitted"
-    parser.add_argument("--config_file", "--config-file", metavar="FILE", help=where)
+    parser.add_argument("--config_file", metavar="FILE", help=where)
     parser.add_argument("--default", action="store_true", help="ask nothing: write the defaults")
 
 

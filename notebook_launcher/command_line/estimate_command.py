@@ -130,7 +130,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "model", metavar="MODEL", help="package.module:Class (or .Class), a folder with config.json, or a model type"
     )
     parser.add_argument("--args", default="{}", metavar="JSON", help="arguments of the class: --args '{\"width\": 64}'")
-    names = ("--num_processes", "--num-processes", "-n")
+    names = ("--num_processes", "-n")
     parser.add_argument(
         *names, reads=whole_number_reader(1), default=8, metavar="N", help="number of ranks; 8 if omitted"
     )

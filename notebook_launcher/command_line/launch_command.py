@@ -14,24 +14,12 @@ from notebook_launcher.command_line.parser import Command, Once, Parser, field_h
 from notebook_launcher.config import LaunchConfig, changed_options, load_accelerate_file
 from notebook_launcher.errors import ConfigError, LaunchError, RankFailedError, RunTimeoutError
 from notebook_launcher.settings import accelerate_yaml
-from notebook_launcher.settings.accelerate_yaml import (
-    KIND,
-    SECTION,
-    SECTIONS,
-    SWITCH,
-    USE_FSDP,
-    USE_PARALLELISM,
-    deepspeed_options,
-    variables_of,
-)
 from notebook_launcher.settings.option_checks import NUMBERS
 from notebook_launcher.wording import hidden, read_bool
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from types import FrameType
-
-    Choices = Mapping[str, tuple[str, ...] | None]
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -111,10 +99,10 @@ def add_options(parser: Parser) -> None:
     _add(group, "debug", action="store_true", help="compare shapes of tensors before each collective operation")
     _add(group, "num_machines", "nnodes", metavar="N", help="with --engine: the same as --nodes; else 1")
     group = parser.add_argument_group("sharding and compiling, as of `accelerate launch`", "Read by an Accelerator.")
-    for switch, names_of_group in SWITCHES.items():
-        _add(group, switch, action="store_true", help=f"with --{', --'.join(names_of_group)}")
-        for name, values in names_of_group.items():
-            _add(group, name, metavar="X" if values is None else "|".join(values), help=argparse.SUPPRESS)
+    for switch, (_, needing_it) in SWITCHES.items():
+        _add(group, switch, action="store_true", help=f"with --{', --'.join(needing_it)}")
+        for name in needing_it:
+            _add(group, name, help=argparse.SUPPRESS)
     _add(group, DYNAMO, metavar="X", help="compile prepared models with this backend of torch.compile")
     names = ", ".join(f"--{name}" for name in WITHOUT_EFFECT)
     group = parser.add_argument_group("accepted without effect", f"Named and ignored:\n{textwrap.fill(names, 110)}")
@@ -126,9 +114,7 @@ def add_options(parser: Parser) -> None:
 def given_options(options: argparse.Namespace, *, has_engine: bool = False) -> dict[str, Any]:
     """Return the fields of `LaunchConfig` that were given, as its constructor takes them; raise `ConfigError`.
 
-    Args:
-        options: Options as typed.
-        has_engine: True if a settings file names machines.
+    A settings file may name machines, too (`has_engine`).
     """
     fields = _fields()
     given = {name: _value(fields[name], value) for name, value in vars(options).items() if name in fields}
@@ -148,26 +134,14 @@ def given_options(options: argparse.Namespace, *, has_engine: bool = False) -> d
         given["devices"] = "cpu"
     if options.debug:
         given["env"] = {"ACCELERATE_DEBUG_MODE": "true", **given.get("env", {})}
-    return {**given, **_numbers_by_name(given.get("num_processes"))}
-
-
-def without_effect(options: argparse.Namespace) -> dict[str, str]:
-    """Return the given options that are ignored, as they were typed, each with the reason."""
-    given = {name: getattr(options, f"ignored_{name}", None) for name in WITHOUT_EFFECT}
-    return {
-        f"--{name}" + ("" if value is True else f" {value}"): WITHOUT_EFFECT[name]
-        for name, value in given.items()
-        if value not in (None, False)
-    }
-
-
-def _numbers_by_name(number: Any) -> dict[str, Any]:
-    """Return what torchrun's words for a number of processes mean."""
-    if number == "cpu":
+    number = given.get("num_processes")
+    if number == "cpu":  # torchrun's word.
         from notebook_launcher.machine import devices
 
-        return {"num_processes": devices.detect().num_cores, "devices": "cpu"}
-    return {"num_processes": None} if number in ("auto", "gpu") else {}
+        given |= {"num_processes": devices.detect().num_cores, "devices": "cpu"}
+    elif number in ("auto", "gpu"):
+        given["num_processes"] = None
+    return given
 
 
 def _fields() -> dict[str, dataclasses.Field[Any]]:
@@ -184,20 +158,18 @@ def _add_field(group: Any, field: dataclasses.Field[Any], text: str) -> None:
         _add(pair, field.name, action="store_true", help=text, **how)
         _add(pair, f"no_{field.name}", action="store_false", help=f"the opposite of --{field.name}", **how)
         return
-    how["metavar"] = "N" if field.name in NUMBERS else "X"
+    how["metavar"] = SEVERAL.get(field.name, "N" if field.name in NUMBERS else "X")
     if field.name in SEVERAL:
-        how |= {"metavar": SEVERAL[field.name], "action": "append"}
-    elif reads := _reader(field):
-        how["reads"] = reads
+        how["action"] = "append"
+    if field.name in NUMBERS:
+        how["reads"] = _checked_number
     short = ["-n"] if field.name == "num_processes" else []
     names = (field.name, *OTHER_NAMES.get(field.name, ()))
     _add(group, *names, short=short, help=text.replace("None:", unset), **how)
 
 
 def _add(group: Any, *names: str, short: Sequence[str] = (), **how: Any) -> None:
-    spellings = [f"--{name}" for name in names]
-    spellings += [name.replace("_", "-") for name in spellings if "_" in name]
-    group.add_argument(*short, *spellings, **{"action": Once, **how})
+    group.add_argument(*short, *(f"--{name}" for name in names), **{"action": Once, **how})
 
 
 def _value(field: dataclasses.Field[Any], text: Any) -> Any:
@@ -208,55 +180,28 @@ def _value(field: dataclasses.Field[Any], text: Any) -> Any:
         return devices_of(text)
     if field.name == "monitor":
         return {"true": True, "false": False}.get(text.lower(), text)
-    return None if _takes_none(field) and text.lower() == "none" else text
-
-
-def _takes_none(field: dataclasses.Field[Any]) -> bool:
-    return "None" in str(field.type) and field.name != "name"
-
-
-def _reader(field: dataclasses.Field[Any]) -> Callable[[str], Any] | None:
-    """Return the function that reads a field's text where `LaunchConfig` takes another type; None for text."""
-    if field.name == "devices":
-        return _checked_devices
-    if (number := NUMBERS.get(field.name)) is None:
+    if "None" in str(field.type) and field.name != "name" and text.lower() == "none":
         return None
-    by_name = ("auto", "gpu", "cpu") if field.name in ("num_processes", "processes_per_node") else ()
-
-    def read(text: str) -> Any:
-        if text in by_name:
-            return text
-        if _takes_none(field) and text.lower() == "none":
-            return None
-        value = _number(text)
-        if isinstance(value, str) or (number.is_whole and not isinstance(value, int)):
-            raise ValueError(f"type a {'whole ' if number.is_whole else ''}number")
-        return value
-
-    return read
+    return _number(text) if field.name in NUMBERS else text
 
 
-def _checked_devices(text: str) -> str:
-    if text != "cpu" and isinstance(devices_of(text), str):
-        raise ValueError("type indices of GPUs such as 0,1, or all, or cpu")
+def _checked_number(text: str) -> str:
+    if isinstance(_number(text), str) and text.lower() not in ("none", "auto", "gpu", "cpu"):
+        raise ValueError("type a number")
     return text
 
 
 def _number(text: str) -> int | float | str:
-    with contextlib.suppress(ValueError):
-        return int(text)
-    with contextlib.suppress(ValueError):
-        return float(text)
+    for read in (int, float):
+        with contextlib.suppress(ValueError):
+            return read(text)
     return text
 
 
 def as_typed(error: ConfigError, given: Mapping[str, Any], typed: Mapping[str, tuple[str, str]]) -> ConfigError:
     """Return an error of `LaunchConfig` that names the option as it was typed, in the place of the field.
 
-    Args:
-        error: The error.
-        given: Fields as `LaunchConfig` got them.
-        typed: By field: the option and its text.
+    `given` are the fields as `LaunchConfig` got them, `typed` has the option and its text by field.
     """
     name = error.field or ""
     names = [name, "processes_per_node"] if name == "num_processes" else [name]
@@ -271,11 +216,13 @@ def as_typed(error: ConfigError, given: Mapping[str, Any], typed: Mapping[str, t
 
 
 def devices_of(text: str) -> Any:
-    """Return the devices that a text means: `0,1`, `all` or `cpu`; another text as it is."""
+    """Return the devices that a text means: `0,1`, `all` or `cpu`."""
     if text in ("all", "cpu"):
         return None if text == "all" else text
     items = [item.strip() for item in text.split(",")]
-    return tuple(map(int, items)) if all(item.isdecimal() for item in items) else text
+    if not all(item.isdecimal() for item in items):
+        raise ConfigError(f"--devices {text}: type indices of GPUs such as 0,1, or all, or cpu.")
+    return tuple(map(int, items))
 
 
 def _environment(items: list[str]) -> Mapping[str, str]:
@@ -306,8 +253,10 @@ def _run(options: argparse.Namespace) -> int:
     config = _config(options)
     script = Script(options.script, is_module=options.module)
     script.check()
-    for ignored, reason in without_effect(options).items():
-        _say(f"ignored: {ignored} ({reason})")
+    for name, reason in WITHOUT_EFFECT.items():
+        value = getattr(options, f"ignored_{name}")
+        if value not in (None, False):
+            _say(f"ignored: --{name}{'' if value is True else f' {value}'} ({reason})")
     try:
         return _launch(script, options.words, config)
     except ConfigError as error:
@@ -319,7 +268,11 @@ def _config(options: argparse.Namespace) -> LaunchConfig:
     config, file = LaunchConfig(), None
     default = accelerate_yaml.default_path()
     if options.config_file is not None or (default.is_file() and not options.no_config_file):
-        config, file = _read_settings(options.config_file)
+        try:
+            config, file = load_accelerate_file(options.config_file)
+        except ConfigError as error:
+            way_out = "" if options.config_file is not None else " --no_config_file launches without it."
+            raise ConfigError(f"{error}{way_out}") from None
     given = given_options(options, has_engine=config.engine is not None)
     if file is not None:
         there = {**changed_options(config), **({"env": hidden(config.env)} if config.env else {})}
@@ -333,24 +286,11 @@ def _config(options: argparse.Namespace) -> LaunchConfig:
     except ConfigError as error:
         raise as_typed(error, given, vars(options).get("typed", {})) from None
     if options.multi_gpu:
-        _check_gpus()
+        from notebook_launcher.machine import devices
+
+        if why := devices.detect().why_no_gpu:
+            raise ConfigError(f"--multi_gpu: {why}. Without --multi_gpu, the ranks use the CPU.")
     return config
-
-
-def _read_settings(path: str | None) -> tuple[LaunchConfig, accelerate_yaml.AccelerateFile]:
-    try:
-        return load_accelerate_file(path)
-    except ConfigError as error:
-        if path is not None:
-            raise
-        raise ConfigError(f"{error} --no_config_file launches without it.") from None
-
-
-def _check_gpus() -> None:
-    from notebook_launcher.machine import devices
-
-    if why := devices.detect().why_no_gpu:
-        raise ConfigError(f"--multi_gpu: {why}. Without --multi_gpu, the ranks use the CPU.")
 
 
 def _launch(script: Any, words: Sequence[str], config: LaunchConfig) -> int:
@@ -429,86 +369,46 @@ Ctrl-C, and 2 if nothing could be started.""",
 # An Accelerator in the script reads the variables; this package's and Hugging Face's alike.
 
 
-TRUTH = ("true", "false")
-FSDP: Choices = {
-    "fsdp_version": ("1", "2"),
-    "fsdp_sharding_strategy": None,
-    "fsdp_reshard_after_forward": None,
-    "fsdp_offload_params": TRUTH,
-    "fsdp_min_num_params": None,
-    "fsdp_auto_wrap_policy": None,
-    "fsdp_transformer_layer_cls_to_wrap": None,
-    "fsdp_backward_prefetch": None,
-    "fsdp_forward_prefetch": TRUTH,
-    "fsdp_state_dict_type": None,
-    "fsdp_use_orig_params": TRUTH,
-    "fsdp_cpu_ram_efficient_loading": TRUTH,
-    "fsdp_sync_module_states": TRUTH,
-    "fsdp_activation_checkpointing": TRUTH,
-    "fsdp_activation_checkpointing_offload": TRUTH,
-}
-MESH_SIZES = ("dp_replicate", "dp_shard", "tp", "cp", "sp")
-PARALLELISM: Choices = {f"parallelism_config_{name}_size": None for name in MESH_SIZES}
-DEEPSPEED: Choices = {
-    "deepspeed_config_file": None,
-    "zero_stage": ("0", "1", "2", "3"),
-    "offload_optimizer_device": ("none", "cpu"),
-    "offload_param_device": ("none", "cpu"),
-    "zero3_init_flag": TRUTH,
-    "zero3_save_16bit_model": TRUTH,
-    "deepspeed_moe_layer_cls_names": None,
-}
-SWITCHES: Mapping[str, Choices] = {"use_fsdp": FSDP, "use_parallelism_config": PARALLELISM, "use_deepspeed": DEEPSPEED}
-"""Options without a value, each with the options that need it and their values; None: the Accelerator checks them."""
-VARIABLES = {"use_fsdp": USE_FSDP, "use_parallelism_config": USE_PARALLELISM, "use_deepspeed": SWITCH}
-VALUED = tuple(name for group in SWITCHES.values() for name in group)
+SWITCHES = {
+    "use_fsdp": (
+        accelerate_yaml.USE_FSDP,
+        ("fsdp_version", "fsdp_sharding_strategy", "fsdp_reshard_after_forward", "fsdp_offload_params",
+         "fsdp_min_num_params", "fsdp_auto_wrap_policy", "fsdp_transformer_layer_cls_to_wrap",
+         "fsdp_backward_prefetch", "fsdp_forward_prefetch", "fsdp_state_dict_type", "fsdp_use_orig_params",
+         "fsdp_cpu_ram_efficient_loading", "fsdp_sync_module_states", "fsdp_activation_checkpointing",
+         "fsdp_activation_checkpointing_offload"),
+    ),
+    "use_parallelism_config": (
+        accelerate_yaml.USE_PARALLELISM,
+        tuple(f"parallelism_config_{name}_size" for name in ("dp_replicate", "dp_shard", "tp", "cp", "sp")),
+    ),
+    "use_deepspeed": (
+        accelerate_yaml.SWITCH,
+        ("deepspeed_config_file", "zero_stage", "offload_optimizer_device", "offload_param_device",
+         "zero3_init_flag", "zero3_save_16bit_model", "deepspeed_moe_layer_cls_names"),
+    ),
+}  # fmt: skip
+"""By option without a value: its variable, and the options that need it, whose values the Accelerator checks."""
 DYNAMO = "dynamo_backend"
 
 
 def sharding_env(options: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that the options stand for.
+    """Return the variables that the options stand for; raise `ConfigError` if one stands without what it needs.
 
-    Args:
-        options: Options as typed, by name; None and False: not given.
-        environ: Variables that a settings file gives, which may switch FSDP or DeepSpeed on.
-
-    Raises:
-        ConfigError: A value is unknown, or an option stands without the one that it needs.
+    `environ` has the variables of a settings file, which may switch FSDP or DeepSpeed on.
     """
-    on = [switch for switch in SWITCHES if options.get(switch)]
-    if "use_fsdp" in on and "use_deepspeed" in on:
+    if options.get("use_fsdp") and options.get("use_deepspeed"):
         raise ConfigError("--use_fsdp and --use_deepspeed exclude each other. Leave one of them out.")
-    for switch, group in SWITCHES.items():
-        given = [name for name in group if options.get(name) is not None]
-        for name in given:
-            _check(name, options[name], group[name])
-        if given and switch not in on and read_bool(environ.get(VARIABLES[switch], "")) is not True:
-            raise ConfigError(f"--{given[0]} {options[given[0]]} has no effect without --{switch}: write both.")
-    env = dict(_variables(options))
-    env |= {VARIABLES[switch]: "true" for switch in on}
+    env: dict[str, str] = {}
+    for switch, (variable, names) in SWITCHES.items():
+        given = {name: str(options[name]) for name in names if options.get(name) is not None}
+        if options.get(switch):
+            env[variable] = "true"
+        elif given and read_bool(environ.get(variable, "")) is not True:
+            first, text = next(iter(given.items()))
+            raise ConfigError(f"--{first} {text} has no effect without --{switch}: write both.")
+        for name, text in given.items():
+            env[accelerate_yaml.variable_of(name)] = text.lower() if text.lower() in ("true", "false") else text
     if options.get(DYNAMO) is not None:
-        env["ACCELERATE_DYNAMO_BACKEND"] = options[DYNAMO].lower()
+        env[accelerate_yaml.COMPILER] = options[DYNAMO].lower()
     return env
-
-
-def _variables(options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    given = {name: options[name] for name in VALUED if options.get(name) is not None}
-    sections = {section: {name: given[name] for name in _names_of(section) if name in given} for section in SECTIONS}
-    found = variables_of({"distributed_type": "FSDP", **sections}, shard=None)
-    found |= deepspeed_options({"distributed_type": KIND, SECTION: given})["env"]
-    for name, value in found.items():
-        if name not in VARIABLES.values():
-            yield name, value.lower() if value.lower() in TRUTH else value
-
-
-def _names_of(section: str) -> Iterator[str]:
-    prefix = section.removesuffix("_config") if section == "fsdp_config" else section
-    return (name for name in VALUED if name.startswith(f"{prefix}_"))
-
-
-def _check(name: str, text: str, choices: tuple[str, ...] | None) -> None:
-    known = read_bool(text) is not None if choices == TRUTH else choices is None or text in choices
-    if not known:
-        raise ConfigError(f"--{name} {text}: it can be {', '.join(choices or ())}.")
-    if name.endswith("_size") and not text.isdecimal():
-        raise ConfigError(f"--{name} {text}: write a whole number of ranks, 1 or more.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import ast
 import dataclasses
+import functools
 import inspect
 import itertools
 import re
@@ -31,9 +32,14 @@ class Parser(argparse.ArgumentParser):
     """
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(**{"allow_abbrev": False, "formatter_class": Formatter, **options})
+        width = min(118, shutil.get_terminal_size((120, 24)).columns - 2)
+        form = functools.partial(argparse.RawDescriptionHelpFormatter, max_help_position=30, width=width)
+        super().__init__(**{"allow_abbrev": False, "formatter_class": form, **options})
         for name in (None, "store"):
             self.register("action", name, Once)
+        names = Spellings(self._option_string_actions)
+        for each in (self, *self._action_groups):
+            each._option_string_actions = names  # noqa: SLF001 - argparse has no name for another spelling
         self._commands: Any = None
         self.refused: Mapping[str, str] = {}
         """Options that cannot work, each with the reason, which also holds for those whose names go on with `_`."""
@@ -89,11 +95,7 @@ class Parser(argparse.ArgumentParser):
             if f"{name}_".startswith(f"{refused}_"):
                 return f"{option}: {reason}."
         owner = next((name for name, parser in choices.items() if option in parser.option_names), None)
-        twins = {
-            f"--{name[2:].replace('_', '-')}" for name in self.option_names if "_" in name
-        }  # One spelling of each.
-        known = [name for name in self.option_names if name not in twins]
-        hint = did_you_mean(option, known) or f"`{self.prog} --help` lists the options."
+        hint = did_you_mean(option, self.option_names) or f"`{self.prog} --help` lists the options."
         if owner is not None:
             hint = f"It belongs behind a command: `{self.prog} {owner} {option}`."
         return f"unknown option {word}. {hint} {self.reminder}".rstrip()
@@ -178,19 +180,18 @@ def choice(known: Sequence[str]) -> Callable[[str], str]:
     return read
 
 
-class Formatter(argparse.RawDescriptionHelpFormatter):
-    """Lists one spelling of each name: `--num_processes`, without `--num-processes`."""
+class Spellings(dict[str, argparse.Action]):
+    """The options of a parser by name, in which words may also be joined by `-`: `--num-processes`."""
 
-    def __init__(self, prog: str, **options: Any) -> None:
-        width = min(118, shutil.get_terminal_size((120, 24)).columns - 2)
-        super().__init__(prog, **{"max_help_position": 30, "width": width, **options})
+    def __contains__(self, name: object) -> bool:
+        return super().__contains__(name) or super().__contains__(_with_underscores(name))
 
-    def _format_action_invocation(self, action: argparse.Action) -> str:
-        names = [name for name in action.option_strings if not re.match(r"--.*-(?=.)", name)]
-        if not names or len(names) == len(action.option_strings):
-            return super()._format_action_invocation(action)
-        value = "" if action.nargs == 0 else f" {self._format_args(action, str(action.metavar or action.dest))}"
-        return ", ".join(names) + value
+    def __missing__(self, name: str) -> argparse.Action:
+        return super().__getitem__(_with_underscores(name))
+
+
+def _with_underscores(name: Any) -> str:
+    return f"{name[:2]}{name[2:].replace('-', '_')}"
 
 
 # --------------------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 def _add_to_env(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON, to paste into a report of a problem")
-    parser.add_argument("--no-launch", "--no_launch", action="store_true", help="leave out the launch of two ranks")
+    parser.add_argument("--no_launch", action="store_true", help="leave out the launch of two ranks")
 
 
 def _env(options: argparse.Namespace) -> int:

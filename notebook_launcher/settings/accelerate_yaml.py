@@ -51,9 +51,8 @@ def variables_of(values: Mapping[str, Any], *, shard: Any) -> dict[str, str]:
     found = {USE_FSDP: "true"} if shards else {USE_PARALLELISM: "true"}
     for section in sections.values():
         for key, value in section.items():
-            name = OTHER_NAMES.get(key.upper(), key.upper())
             if value is not None:
-                found[name] = _variable_text(value)
+                found[variable_of(key)] = _variable_text(value)
     return found
 
 
@@ -127,6 +126,11 @@ def deepspeed_options(values: Mapping[str, Any]) -> dict[str, Any]:
     env = {SWITCH: "true", **{VARIABLES[key]: _variable_text(value) for key, value in given.items()}}
     steps = section.get("gradient_accumulation_steps")
     return {"env": env, **({} if steps in (None, "auto") else {"gradient_accumulation_steps": steps})}
+
+
+def variable_of(key: str) -> str:
+    """Return the variable that stands for a key of a section."""
+    return VARIABLES.get(key) or OTHER_NAMES.get(key.upper(), key.upper())
 
 
 def _variable_text(value: Any) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 
 from notebook_launcher import context
-from notebook_launcher.settings.option_checks import accumulation_steps, whole_number
+from notebook_launcher.settings.option_checks import whole_number
 from notebook_launcher.training.parallelism.deepspeed import AUTO, DeepSpeedPlugin, deepspeed_is_asked_for
 from notebook_launcher.training.parallelism.fsdp_plugin import FullyShardedDataParallelPlugin
 from notebook_launcher.training.plugins import GradScalerKwargs, check_instance
