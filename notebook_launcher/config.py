@@ -235,7 +235,7 @@ class LaunchConfig:
             taken = allocation.allocate(machine, num_processes=asked, devices=self.devices, backend=self.backend)
             num_processes, use_gpu = taken.num_processes, bool(taken.gpus)
         else:
-            options["engine"] = engine_choice.as_settings(self.engine)
+            options["engine"] = option_checks.engine_settings(self.engine)
             num_processes, use_gpu = asked or 1, self.devices != "cpu" and not machine.why_no_gpu
         accelerate_yaml.write(file, options, num_processes=num_processes, use_gpu=use_gpu)
         return file

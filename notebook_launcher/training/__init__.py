@@ -80,7 +80,7 @@ if TYPE_CHECKING:
     from notebook_launcher.training.random import set_seed as set_seed
     from notebook_launcher.training.random import synchronize_rng_state as synchronize_rng_state
     from notebook_launcher.training.random import synchronize_rng_states as synchronize_rng_states
-    from notebook_launcher.training.recording.histograms import histogram as histogram
+    from notebook_launcher.training.recording.logged_values import histogram as histogram
     from notebook_launcher.training.recording.logging import get_logger as get_logger
     from notebook_launcher.training.recording.logging import tqdm as tqdm
     from notebook_launcher.training.recording.tracker_classes import GeneralTracker as GeneralTracker

@@ -16,7 +16,7 @@ from notebook_launcher.errors import RunFolderError
 from notebook_launcher.history.run_files import MAX_PICTURE_BYTES, PictureFiles, read_pictures
 from notebook_launcher.history.schema import RunPicture
 from notebook_launcher.pictures import MAX_BYTES, MAX_SIDE, Histogram, encode_picture
-from notebook_launcher.training.recording.logged_table import Table
+from notebook_launcher.training.recording.logged_values import Table
 from notebook_launcher.widgets.monitor.feed import ReportedPictureFeed
 
 if TYPE_CHECKING:

@@ -137,8 +137,7 @@ def _number(plugin: DeepSpeedPlugin, key: str) -> Any:
     if value in (None, AUTO):
         return None
     if key != "gradient_clipping":
-        check = accumulation_steps if key == "gradient_accumulation_steps" else whole_number
-        return check(f"DeepSpeed's {key}", value, hint=f' It can be "{AUTO}", too.')
+        return whole_number(f"DeepSpeed's {key}", value, hint=f' It can be "{AUTO}", too.')
     if isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0:
         raise ValueError(f'DeepSpeed\'s {key}={value!r} must be a number, 0 or more, or "{AUTO}".')
     return value

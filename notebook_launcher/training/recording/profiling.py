@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ from notebook_launcher.messaging import messages
 from notebook_launcher.torch_lines import without_profiler_lines
 from notebook_launcher.training.plugins import ProfileKwargs
 from notebook_launcher.training.user_warnings import warn_user
+from notebook_launcher.wording import unknown
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,11 +60,7 @@ def _activity(name: Any) -> profiler.ProfilerActivity:
         return name
     known = {key.lower(): activity for key, activity in profiler.ProfilerActivity.__members__.items()}
     if str(name).lower() not in known:
-        close = difflib.get_close_matches(str(name).lower(), known, n=1)
-        hint = f" Did you mean {close[0]!r}?" if close else ""
-        raise ValueError(
-            f"activities holds {name!r}, which is unknown.{hint} It can hold {', '.join(map(repr, known))}."
-        )
+        raise ValueError(unknown("activities", name, list(known)))
     return known[str(name).lower()]
 
 

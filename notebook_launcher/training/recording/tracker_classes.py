@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import importlib.util
 import json
-import math
 import os
 import re
 import time
@@ -13,7 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher.training.recording.logged_table import Table
+from notebook_launcher.files import replace_file
+from notebook_launcher.training.recording.logged_values import Table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -133,9 +133,7 @@ class JSONLinesTracker(GeneralTracker):
     def store_init_configuration(self, values: dict[str, Any]) -> None:
         """Write `config.json`, whole or not at all."""
         text = json.dumps(plain(values), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-        temporary = self.folder / f".config.json.{os.getpid()}"
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(self.folder / "config.json")
+        replace_file(self.folder / "config.json", lambda part: part.write_text(text, encoding="utf-8"))
 
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
         """Append a line.
@@ -178,7 +176,8 @@ def plain(value: Any) -> Any:
     if value is None or isinstance(value, (str, bool)):
         return value
     if isinstance(value, (int, float)):
-        return _number(value)
+        number = int(value) if isinstance(value, int) else float(value)
+        return NOT_FINITE.get(str(number), number)
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -191,33 +190,20 @@ def plain(value: Any) -> Any:
     return repr(value)
 
 
-def _number(value: float) -> float | str:
-    if isinstance(value, int):
-        return int(value)
-    if math.isfinite(value):
-        return float(value)
-    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+NOT_FINITE = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 
 
 def _cut_torn_line(path: Path) -> None:
     """Cut off a torn last line; a whole last object that lacks its newline stays."""
-    if not path.exists():
+    torn = path.read_bytes().rpartition(b"\n")[2] if path.exists() else b""
+    if not torn:
         return
-    with path.open("r+b") as file:
-        whole, torn = 0, b""
-        for line in file:
-            if line.endswith(b"\n"):
-                whole += len(line)
-            else:
-                torn = line
-        if not torn:
-            return
-        try:
-            json.loads(torn)
-        except ValueError:
-            file.truncate(whole)
-        else:
-            file.seek(0, os.SEEK_END)
+    try:
+        json.loads(torn)
+    except ValueError:
+        os.truncate(path, path.stat().st_size - len(torn))
+    else:
+        with path.open("ab") as file:
             file.write(b"\n")
 
 

@@ -9,7 +9,6 @@ import importlib
 import importlib.util
 import json
 import os
-import sys
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from notebook_launcher.training.recording.tracker_classes import GeneralTracker, as_number
@@ -28,21 +27,13 @@ class Client(NamedTuple):
     """Returns the client's own object for the run."""
     configure: Callable[[Any, dict[str, Any]], object]
     """Stores hyperparameters."""
-    log: Callable[[Any, dict[str, Any], int | None, dict[str, Any]], object]
+    log: Callable[..., object]
     """Logs values at a step, with further arguments of the client's."""
     end: Callable[[Any], object]
-    images: Callable[[Any, dict[str, Any], int | None, dict[str, Any]], object] | None = None
-    """Logs lists of images by name; None: the client has none."""
-    table: Callable[[Any, str, TableArguments, int | None, dict[str, Any]], object] | None = None
-    """Logs a table; None: the client has none."""
-
-
-class TableArguments(NamedTuple):
-    """A table as the user gave it: columns and rows, or a frame of pandas."""
-
-    columns: list[str] | None
-    data: Sequence[Sequence[Any]] | None
-    dataframe: Any
+    images: Callable[..., object] = lambda *_: None
+    """Logs lists of images by name, as `log`; where the client has none, nothing."""
+    table: Callable[..., object] = lambda *_: None
+    """Logs a table by its name: a dict of `columns`, `data` and `dataframe` as the user gave them."""
 
 
 class ClientTracker(GeneralTracker):
@@ -58,10 +49,6 @@ class ClientTracker(GeneralTracker):
 
     def __init_subclass__(cls) -> None:
         cls.name = cls.row.name
-        optional = {"log_images": cls.row.images and _log_images, "log_table": cls.row.table and _log_table}
-        for name, method in optional.items():
-            if method is not None:
-                setattr(cls, name, method)
 
     def __init__(self, run_name: str, **kwargs: Any) -> None:
         super().__init__()
@@ -73,20 +60,11 @@ class ClientTracker(GeneralTracker):
     @classmethod
     def is_available(cls) -> bool:
         """Return True if the client is installed; it is not imported."""
-        return is_installed(cls.name)
+        return importlib.util.find_spec(cls.name) is not None
 
     @classmethod
     def client(cls) -> Any:
-        """Return the client's module.
-
-        Raises:
-            ModuleNotFoundError: The client is not installed.
-        """
-        if not cls.is_available():
-            raise ModuleNotFoundError(
-                f"The tracker {cls.name!r} needs the package {cls.name}, which is not installed. "
-                f"Type %pip install {cls.name}"
-            )
+        """Return the client's module."""
         return importlib.import_module(cls.name)
 
     @property
@@ -106,6 +84,22 @@ class ClientTracker(GeneralTracker):
         """Log values; a tensor of one element is its number, and others are left to the client, or left out."""
         self.row.log(self, values, step, kwargs)
 
+    def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+        """Log lists of images, each an array of shape (H, W) or (H, W, C) or one of Pillow's."""
+        self.row.images(self, values, step, kwargs)
+
+    def log_table(
+        self,
+        table_name: str,
+        columns: list[str] | None = None,
+        data: Sequence[Sequence[Any]] | None = None,
+        dataframe: Any = None,
+        step: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Log a table, given as columns and rows or as a frame of pandas."""
+        self.row.table(self, table_name, {"columns": columns, "data": data, "dataframe": dataframe}, step, kwargs)
+
     def finish(self) -> None:
         """End the run, so that the client keeps nothing open; idempotent."""
         if self.run is not None:
@@ -115,47 +109,16 @@ class ClientTracker(GeneralTracker):
                 self.run = None
 
 
-def _log_images(self: ClientTracker, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-    """Log lists of images, each an array of shape (H, W) or (H, W, C) or one of Pillow's."""
-    assert self.row.images is not None
-    self.row.images(self, values, step, kwargs)
-
-
-def _log_table(
-    self: ClientTracker,
-    table_name: str,
-    columns: list[str] | None = None,
-    data: Sequence[Sequence[Any]] | None = None,
-    dataframe: Any = None,
-    step: int | None = None,
-    **kwargs: Any,
-) -> None:
-    """Log a table, given as columns and rows or as a frame of pandas."""
-    assert self.row.table is not None
-    self.row.table(self, table_name, TableArguments(columns, data, dataframe), step, kwargs)
-
-
-def is_installed(module: str) -> bool:
-    """Return True if a top-level module can be imported; it is not imported."""
-    if module in sys.modules:
-        return sys.modules[module] is not None
-    return importlib.util.find_spec(module) is not None
-
-
 def plain_values(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return values with each tensor or array of one element as its number; others stay as they are."""
-    return {name: _plain(value) for name, value in values.items()}
+    numbers = numbers_of({name: value for name, value in values.items() if callable(getattr(value, "item", None))})
+    return {**values, **numbers}
 
 
 def numbers_of(values: Mapping[str, Any]) -> dict[str, float]:
     """Return the values that are numbers, for clients that take nothing else."""
     found = {name: as_number(value) for name, value in values.items()}
     return {name: number for name, number in found.items() if number is not None}
-
-
-def _plain(value: Any) -> Any:
-    number = as_number(value) if callable(getattr(value, "item", None)) else None
-    return value if number is None else number
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -200,7 +163,7 @@ class WandBTracker(ClientTracker):
         _log_run,
         _finish_run,
         _log_run_images,
-        lambda t, name, table, step, more: t.run.log({name: t.client().Table(**table._asdict())}, step=step, **more),
+        lambda t, name, table, step, more: t.run.log({name: t.client().Table(**table)}, step=step, **more),
     )
 
 
@@ -249,12 +212,13 @@ def _log_comet_images(t: Any, values: dict[str, Any], step: int | None, more: di
             t.run.log_image(image, name=name, step=step, **more)
 
 
-def _log_comet_table(t: Any, name: str, table: TableArguments, step: int | None, more: dict[str, Any]) -> None:
+def _log_comet_table(t: Any, name: str, table: dict[str, Any], step: int | None, more: dict[str, Any]) -> None:
     """Log a table as a CSV file."""
     if step is not None:
         t.run.set_step(step)
-    rows = table.dataframe if table.dataframe is not None else list(table.data or ())
-    t.run.log_table(f"{name}.csv", rows, headers=table.columns or table.dataframe is not None, **more)
+    frame = table["dataframe"]
+    rows = frame if frame is not None else list(table["data"] or ())
+    t.run.log_table(f"{name}.csv", rows, headers=table["columns"] or frame is not None, **more)
 
 
 class CometMLTracker(ClientTracker):
@@ -307,8 +271,8 @@ def _log_clearml_images(t: Any, values: dict[str, Any], step: int | None, more: 
             t.run.get_logger().report_image(title=title, series=curve, iteration=step, image=image, **more)
 
 
-def _log_clearml_table(t: Any, name: str, table: TableArguments, step: int | None, more: dict[str, Any]) -> None:
-    columns, data, dataframe = table
+def _log_clearml_table(t: Any, name: str, table: dict[str, Any], step: int | None, more: dict[str, Any]) -> None:
+    columns, data, dataframe = table.values()
     rows = dataframe if dataframe is not None else [*([columns] if columns else []), *(data or ())]
     title, series = _chart_of(name)
     t.run.get_logger().report_table(title=title, series=series, iteration=step, table_plot=rows, **more)
@@ -456,11 +420,11 @@ def _log_mlflow_images(t: Any, values: dict[str, Any], step: int | None, more: d
             t.client().log_image(image, key=key, step=step or 0, **more)
 
 
-def _log_mlflow_table(t: Any, name: str, table: TableArguments, step: int | None, more: dict[str, Any]) -> None:
+def _log_mlflow_table(t: Any, name: str, table: dict[str, Any], step: int | None, more: dict[str, Any]) -> None:
     """Log a table as a JSON artifact."""
-    rows = table.dataframe
+    columns, data, rows = table.values()
     if rows is None:
-        rows = {name: [row[place] for row in table.data or ()] for place, name in enumerate(table.columns or ())}
+        rows = {column: [row[place] for row in data or ()] for place, column in enumerate(columns or ())}
     t.client().log_table(rows, artifact_file=f"{name}.json" if step is None else f"{name}-{step}.json", **more)
 
 
@@ -526,12 +490,6 @@ class MLflowTracker(ClientTracker):
 
 
 CLIENT_TRACKERS: tuple[type[ClientTracker], ...] = (
-    AimTracker,
-    ClearMLTracker,
-    CometMLTracker,
-    DVCLiveTracker,
-    MLflowTracker,
-    SwanLabTracker,
-    TrackioTracker,
-    WandBTracker,
-)
+    AimTracker, ClearMLTracker, CometMLTracker, DVCLiveTracker,
+    MLflowTracker, SwanLabTracker, TrackioTracker, WandBTracker,
+)  # fmt: skip

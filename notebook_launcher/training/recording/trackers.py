@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher import context, reporting
-from notebook_launcher.training.recording.logged_table import Table
+from notebook_launcher.training.recording.logged_values import Table
 from notebook_launcher.training.recording.tracker_classes import (
     BlankTracker,
     GeneralTracker,

@@ -70,5 +70,5 @@ def test_schedule_leaves_its_newest_whole_cycle(tmp_path: Path) -> None:
 
 
 def test_unknown_activity_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"activities holds 'cdua', which is unknown. Did you mean 'cuda'\?"):
+    with pytest.raises(ValueError, match=r"activities='cdua' is unknown. Did you mean 'cuda'\?"):
         build_profiler(ProfileKwargs(activities=["cdua"]))

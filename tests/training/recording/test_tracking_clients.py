@@ -5,6 +5,7 @@ A client that is not installed skips its test; `pip install -e '.[trackers]'` br
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,6 @@ from notebook_launcher.training.recording.tracker_clients import (
     CometMLTracker,
     DVCLiveTracker,
     MLflowTracker,
-    is_installed,
 )
 from notebook_launcher.training.recording.trackers import filter_trackers
 
@@ -58,7 +58,7 @@ def logged(
     env: dict[str, str] | None = None,
 ) -> Any:
     """Return what rank 0 read from its client, after a training on two ranks in an empty folder."""
-    if not is_installed(name):
+    if importlib.util.find_spec(name) is None:
         pytest.skip(f"{name} is not installed; pip install -e '.[trackers]' brings it")
     variables = {**(env or {}), "HOME": str(folder), "MPLCONFIGDIR": str(folder)}
     run = launch(train, 2, args=(name, init_kwargs or {}, read, str(folder)), env=variables, output="none")
