@@ -53,15 +53,10 @@ def meet(call: str, patience: float = math.inf) -> bool:
     for ranks of its machine, since its broadcast would pair with one of training and succeed. One line is written to
     stderr for each group and name of a call. It took two ranks 0.2 ms (CPU).
 
-    Returns:
-        False before an evaluation whose absent ranks have all returned: nobody needs its broadcast.
+    A rank whose patience (in seconds) ends sooner continues to the collective without a notice. Where a peer waits in
+    another call that this rank has not made, both would wait for ever, and this rank raises RuntimeError.
 
-    Raises:
-        RuntimeError: A peer waits in another call that this rank has not made, so both would wait for ever.
-
-    Args:
-        call: Function that the user calls, for the line: `"save_state"`.
-        patience: Seconds after which a rank continues to the collective without a notice, if that is sooner.
+    Returns False before an evaluation whose absent ranks have all returned: nobody needs its broadcast.
     """
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
         return True
@@ -174,10 +169,7 @@ class AttemptOutcome(enum.Enum):
 
 
 class Peers:
-    """The processes of the default group, for one call that may need several attempts.
-
-    All of them must make one at the same place.
-    """
+    """The processes of the default group, for a call that may need several attempts; all make one at the same place."""
 
     def __init__(self) -> None:
         names = [uuid.uuid4().hex]
@@ -192,9 +184,7 @@ class Peers:
     def agree(self, error: BaseException | None, gives_up: Callable[[BaseException], bool]) -> bool:
         """Return True if all processes shall try again; there is a new group then.
 
-        Args:
-            error: Exception that ended this process' attempt; None: it succeeded.
-            gives_up: True if an error asks for another attempt.
+        The error is that of this process' attempt, None if it succeeded; `gives_up(error)` if it asks for another one.
         """
         mine = self._outcome(error, gives_up)
         if mine is AttemptOutcome.GAVE_UP:

@@ -19,9 +19,9 @@ from notebook_launcher.training.plugins import DistributedType
 from notebook_launcher.training.process.arrivals import meet
 from notebook_launcher.training.process.environment import ProcessPlace, flag, read_place
 from notebook_launcher.training.user_warnings import warn_user
+from notebook_launcher.wording import describe_value
 
 if TYPE_CHECKING:
-    import datetime as dt
     from collections.abc import Callable, Iterator
     from datetime import timedelta
 
@@ -77,7 +77,9 @@ class ProcessState:
         self.num_processes = place.num_processes if place else 1
         self.set_device()
         if place and not dist.is_initialized():
-            chosen = backend or self._choose_backend(place)
+            # NCCL refuses two processes of one group on one GPU.
+            has_own_gpu = self._use_gpu and (place.num_local or 1) <= torch.cuda.device_count()
+            chosen = backend or ("nccl" if has_own_gpu and dist.is_nccl_available() else "gloo")
             dist.init_process_group(chosen, timeout=timeout, device_id=self.device if chosen == "nccl" else None)
         self.backend = dist.get_backend() if place else None
         several = DistributedType.MULTI_GPU if self._use_gpu else DistributedType.MULTI_CPU
@@ -93,12 +95,6 @@ class ProcessState:
             f"Local process index: {self.local_process_index}\n"
             f"Device: {self.device}\n"
         )
-
-    def _choose_backend(self, place: ProcessPlace) -> str:
-        if not self._use_gpu or not dist.is_nccl_available():
-            return "gloo"
-        # NCCL refuses two processes of one group on one GPU.
-        return "gloo" if (place.num_local or 1) > torch.cuda.device_count() else "nccl"
 
     def set_device(self) -> None:
         """Choose the device, and make this process' GPU torch's current one."""
@@ -310,15 +306,8 @@ def _given(name: str, value: int | None) -> int:
 class AcceleratorState(ProcessState):
     """A `ProcessState` that also knows the precision."""
 
-    def __init__(
-        self,
-        *,
-        cpu: bool = False,
-        backend: str | None = None,
-        timeout: dt.timedelta | None = None,
-        mixed_precision: str = "no",
-    ) -> None:
-        super().__init__(cpu=cpu, backend=backend, timeout=timeout)
+    def __init__(self, *, mixed_precision: str = "no", **options: Any) -> None:
+        super().__init__(**options)
         self._mixed_precision = mixed_precision
         self.is_fsdp2 = False
         self.deepspeed_plugin: DeepSpeedPlugin | None = None
@@ -340,19 +329,7 @@ class AcceleratorState(ProcessState):
 
 
 def split(inputs: Any, process_index: int, num_processes: int, *, pad: bool = False) -> Any:
-    """Return the share of one process.
-
-    Args:
-        inputs: A list, tuple or other sequence, a tensor or array (dimension 0 is split), a pandas object (its
-            rows are), a `datasets.Dataset`, or a mapping of these, all of the same length.
-        process_index: Number of the process that gets the share.
-        num_processes: Number of shares.
-        pad: True if the last item is repeated where that makes all shares equally long.
-
-    Raises:
-        ValueError: The values of a mapping differ in length.
-        TypeError: `inputs` cannot be split, a string for instance.
-    """
+    """Return the share of one process, as `ProcessState.split_between_processes` gives it."""
     length = _length(inputs)
     share, extras = divmod(length, num_processes)
     start = process_index * share + min(process_index, extras)
@@ -367,8 +344,8 @@ def _length(inputs: Any) -> int:
         array = hasattr(inputs, "shape") and hasattr(inputs, "__getitem__") and len(inputs.shape) > 0
         if not (sequence or array or _is_dataset(inputs)):
             raise TypeError(
-                f"split_between_processes got {_short(inputs)}, a {type(inputs).__name__}, which has no items to share "
-                "out. It takes a list, tuple, tensor, array or data set, or a dict of them."
+                f"split_between_processes got {describe_value(inputs)}, a {type(inputs).__name__}, which has no items "
+                "to share out. It takes a list, tuple, tensor, array or data set, or a dict of them."
             )
         return len(inputs)
     lengths = {key: _length(value) for key, value in inputs.items()}
@@ -397,10 +374,3 @@ def _take(inputs: Any, start: int, size: int, more: list[int]) -> Any:
 def _is_dataset(inputs: Any) -> bool:
     # Slicing a datasets.Dataset gives a dict of columns, and `select` a data set.
     return hasattr(inputs, "select") and hasattr(inputs, "column_names")
-
-
-def _short(inputs: Any) -> str:
-    if isinstance(inputs, torch.Tensor):
-        return "a tensor without dimensions"
-    text = repr(inputs)
-    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -49,13 +49,7 @@ SAME_INPUTS = 3
 class RankCheck:
     """Compares between ranks the parameters that an Accelerator keeps equal, and their optimizer states.
 
-    Args:
-        members: Models and tensors that are trained.
-        optimizers: The prepared optimizers that are in use.
-        gradient_state: The state of accumulation.
-        rank: This process's rank.
-        num_processes: Ranks that train together.
-        fence: Has a rank on a GPU wait for its work before it reads what other ranks have written.
+    The fence has a rank on a GPU wait for its work before it reads what other ranks have written.
     """
 
     def __init__(
@@ -97,24 +91,20 @@ class RankCheck:
             syncs: True if the backward reduces the gradients.
         """
         due = [member for member, _ in watched if member.notes.forwards & FORWARD_SYNCED and member.notes.is_due]
-        written = self._write_due(due) if due or self._members.leaves else []
+        comparands = [Comparand.of_model(member.module) for member in due if member.notes.compares]
+        leaves = self._members.leaves
+        if leaves and self._members.leaf_notes.is_due and any(leaf.syncs for leaf in leaves):
+            comparands.append(Comparand.of_leaves(self._members))
+        written = [
+            each
+            for each in comparands
+            if self.bulletin.write(each.owner, f"comparison {each.notes.num_synced + 1}", self._evidence_of(each))
+        ]
         has_left_out = False
         if window is not None and (syncs or self._gradient_state.loops.left_out is not None):
             has_left_out = self.left_out.write(window, watched, syncs=syncs)
         self.is_pending = bool(written) or has_left_out
         return written
-
-    def _write_due(self, due: Sequence[PreparedModel]) -> list[Comparand]:
-        """Write evidence of these models, and of the leaf tensors if they are due; return what has been written."""
-        comparands = [Comparand.of_model(member.module) for member in due if member.notes.compares]
-        leaves = self._members.leaves
-        if leaves and self._members.leaf_notes.is_due and any(leaf.syncs for leaf in leaves):
-            comparands.append(Comparand.of_leaves(self._members))
-        return [
-            each
-            for each in comparands
-            if self.bulletin.write(each.owner, f"comparison {each.notes.num_synced + 1}", self._evidence_of(each))
-        ]
 
     def compare(self, written: Sequence[Comparand]) -> None:
         """After a backward: compare the evidence that the ranks have written.
@@ -144,14 +134,9 @@ class RankCheck:
             self._judge(comparand, evidence, f"update {update}", gather)
 
     def compare_now(self, call: str, exchange: Callable[[Any], list[Any]]) -> None:
-        """Compare everything at a place that all ranks have reached.
+        """Compare everything at a place that all ranks have reached: the call of the user's that the error names.
 
-        Args:
-            call: Function that the user called, for the error: `"save_state"`.
-            exchange: Returns what each rank has passed to it, in rank order.
-
-        Raises:
-            RuntimeError: As `compare`; on every rank.
+        `exchange` returns what each rank has passed to it, in rank order.
         """
         models = self._members.synced_models
         comparands = [Comparand.of_model(member.module) for member in models if not member.notes.trains_alone]
@@ -360,12 +345,7 @@ def digest(value: Any) -> int:
 
 
 class GradientComparison:
-    """Compares gradients of `loss.backward()`, of `torch.autograd.grad` and of the user at steps 1, 2, 4, 8 and so on.
-
-    Args:
-        bulletin: Shows the ranks each other's fingerprints.
-        num_processes: Ranks that train together.
-    """
+    """Compares gradients of `loss.backward()`, `torch.autograd.grad` and of the user at steps 1, 2, 4, 8 and so on."""
 
     def __init__(self, bulletin: Bulletin, num_processes: int) -> None:
         self._bulletin = bulletin
@@ -374,11 +354,7 @@ class GradientComparison:
         """By model: its steps with such gradients."""
 
     def compare(self, member: Member) -> None:
-        """Compare the gradients of a model, at a step that uses them.
-
-        Raises:
-            RuntimeError: The gradients differ between the ranks; on every rank.
-        """
+        """Compare the gradients of a model, at a step that uses them; every rank raises if they differ."""
         self._num_steps[member] = number = self._num_steps.get(member, 0) + 1
         if number & (number - 1):
             return
@@ -423,11 +399,6 @@ class LeftOut:
         """Before a backward: write what the window holds, if this rank left something out since the last reduction.
 
         Returns True if this rank has written, and `compare` has to follow.
-
-        Args:
-            window: The window that the backward belongs to.
-            watched: The models that the backward may reach.
-            syncs: True if the backward reduces the gradients.
         """
         found, self._held = self._gradient_state.loops.left_out, None
         # DDP reduces at the first backward after a forward that was to synchronise and had none.
@@ -446,11 +417,7 @@ class LeftOut:
         return self._held is not None
 
     def compare(self) -> None:
-        """After the backward: compare with the other ranks, if this rank has written.
-
-        Raises:
-            RuntimeError: Another rank's window holds other micro-batches; on the ranks that left one out.
-        """
+        """After the backward, if this rank has written: raise if another rank's window holds other micro-batches."""
         held, self._held = self._held, None
         if held is None:
             return
@@ -504,13 +471,7 @@ class Bulletin:
         self._names: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
     def write(self, owner: Any, topic: str, content: Any) -> bool:
-        """Write for the other ranks; return False if the process group has no store (MPI).
-
-        Args:
-            owner: Object that the entry is about; it is registered.
-            topic: Aspect of the object that the entry is about.
-            content: Plain data: numbers, texts, lists.
-        """
+        """Write plain data on an object for the other ranks; return False if the process group has no store (MPI)."""
         if not self.register(owner):
             return False
         store = self._store()

@@ -53,7 +53,10 @@ def describe_divergence(
     )
     if what == "rates":
         return f"{where}: {rates_differ} {SWITCH}", True
-    reference, others = _sides(values)
+    # The first rank of the largest group that agrees, and the ranks that differ from it.
+    counts = collections.Counter(values.values())
+    reference = min(values, key=lambda rank: (-counts[values[rank]], rank))
+    others = sorted(rank for rank, value in values.items() if value != values[reference])
     ranks = f"rank{'s' * (len(others) > 1)} {named(others)}"
     things = "weights" if what == "weights" else "optimizer's states"
     text = f"{where}: the {things} of {title} on {ranks} differ from those on rank {reference}"
@@ -110,14 +113,6 @@ OTHER = (
 )
 
 
-def _sides(values: Mapping[int, Any]) -> tuple[int, list[int]]:
-    """Return the first rank of the largest group that agrees, and the ranks that differ from it."""
-    counts = collections.Counter(values.values())
-    most = max(counts.values())
-    reference = min(rank for rank, value in values.items() if counts[value] == most)
-    return reference, sorted(rank for rank, value in values.items() if value != values[reference])
-
-
 def _distances(sketches: Mapping[int, Mapping[str, Sketch]], reference: int, others: list[int]) -> dict[str, float]:
     """Return the tensors that differ on any rank, in their order, each with its largest relative distance."""
     base = sketches.get(reference, {})
@@ -138,10 +133,6 @@ class ForgottenOptimizers:
 
     A prepared optimizer checks by itself that its gradients were synchronised. One that was not prepared steps in
     every micro-batch of a window, each rank with its own gradients.
-
-    Args:
-        members: Models and tensors that are trained.
-        gradients: Compares gradients that no backward of the Accelerator has computed.
     """
 
     def __init__(self, members: Members, gradients: GradientComparison) -> None:
