@@ -18,12 +18,8 @@ from notebook_launcher.wording import clean, plural
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable
 
-    from notebook_launcher.archive.listing import RunList
     from notebook_launcher.history.schema import RunSnapshot
-
-__all__ = ["COMMAND"]
 
 NUM_LISTED = 16
 CHOICES = ("name", "tag", "state", "kind")
@@ -42,24 +38,28 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "--days", reads=positive_number, metavar="N", help="runs of the last N days; with delete, older runs"
     )
     actions = parser.add_subparsers(dest="action", metavar="ACTION")
-    parser.set_defaults(action="list", folder="auto", days=None, limit=NUM_LISTED, **dict.fromkeys(CHOICES))
+    parser.set_defaults(act=_list, folder="auto", days=None, limit=NUM_LISTED, **dict.fromkeys(CHOICES))
     action = actions.add_parser("list", help="a table of the runs, the newest first", parents=[here, some])
     rows = f"rows; {NUM_LISTED} if omitted"
     action.add_argument("--limit", reads=whole_number_reader(1), default=NUM_LISTED, metavar="N", help=rows)
     action = actions.add_parser("show", help="one run: ranks, metrics, failures, output", parents=[here])
+    action.set_defaults(act=_show)
     action.add_argument("run", metavar="ID", help="its id, the beginning of its id, or `last`")
     action.add_argument("--logs", nargs="?", const="all", metavar="RANK", help="the output of a rank, or of all ranks")
     action.add_argument("--all", action="store_true", help="list all options, also those with their default")
     action = actions.add_parser(
         "compare", help="settings, speed, memory and last metrics of several runs", parents=[here]
     )
+    action.set_defaults(act=_compare)
     action.add_argument("runs", nargs="+", metavar="ID", help="ids, beginnings of ids, or `last`")
     action = actions.add_parser("edit", help="change the name, tags or notes of a run", parents=[here])
+    action.set_defaults(act=_edit)
     action.add_argument("run", metavar="ID", help="its id, the beginning of its id, or `last`")
     action.add_argument("--name", metavar="NAME")
     action.add_argument("--tags", nargs="*", metavar="TAG", help="all tags of the run; none: remove them")
     action.add_argument("--notes", metavar="TEXT")
     action = actions.add_parser("delete", help="remove the folders of runs that are over", parents=[here, some])
+    action.set_defaults(act=_delete)
     which = "ids, beginnings of ids, or `last`; without them, --name, --tag, --state, --kind or --days choose"
     action.add_argument("runs", nargs="*", metavar="ID", help=which)
     action.add_argument("--yes", action="store_true", help="do not ask")
@@ -77,31 +77,14 @@ def _kind(text: str) -> str:
     return choice(RUN_KINDS)(text)
 
 
-def _run(options: argparse.Namespace) -> int:
-    actions: dict[str, Callable[[argparse.Namespace], int]] = {
-        "list": _list,
-        "show": _show,
-        "compare": _compare,
-        "delete": _delete,
-        "edit": _edit,
-    }
-    return actions[options.action](options)
-
-
 def _list(options: argparse.Namespace) -> int:
+    from notebook_launcher.detached.attaching import runs
     from notebook_launcher.drawing.tables import terminal_width
 
-    chosen = _chosen(options)
+    seconds = None if options.days is None else 86_400 * options.days
+    chosen = runs(options.folder).filter(**{name: getattr(options, name) for name in CHOICES}, within=seconds)
     print(chosen.as_text(options.limit, width=terminal_width(), more=f"--limit {len(chosen)}"))
     return 0
-
-
-def _chosen(options: argparse.Namespace) -> RunList:
-    from notebook_launcher.detached.attaching import runs
-
-    seconds = None if options.days is None else 86_400 * options.days
-    chosen = {name: getattr(options, name) for name in CHOICES}
-    return runs(options.folder).filter(**chosen, within=seconds)
 
 
 def _show(options: argparse.Namespace) -> int:
@@ -222,5 +205,5 @@ Runs leave a folder with their settings, metrics and output: runs of notebooks a
   notebook-launcher runs compare 20261121-14 20261121-15
   notebook-launcher runs delete --state failed --days 30  failed runs that are older than 30 days""",
     add_arguments=_add_arguments,
-    run=_run,
+    run=lambda options: int(options.act(options)),
 )

@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 NAME_WIDTH = 50
-FIRST_SHARING_NCCL = 23_000
 PROVES_NOTHING = "No GPU is used: these are CPU forms, which prove nothing about GPUs."
 LAST_LINES = 12
 """Lines of a failed check's output that are kept."""
@@ -76,7 +75,7 @@ def check(
 
     Raises:
         LookupError: No name has one of the words.
-        ConfigError: The report cannot be written, or the NCCL that torch has loaded lets no ranks share.
+        ConfigError: The report cannot be written.
     """
     chosen = [check for check in CHECKS if only is None or any(word.lower() in check.name.lower() for word in only)]
     if not chosen:
@@ -89,8 +88,6 @@ def check(
     if only is None:
         _print(str(doctor(launch=False)))
     facts = {**collect_facts(), "checked_gpus": hardware.num_gpus, "ranks_share": share}
-    if share:
-        check_sharing(facts["torch"]["nccl_loaded"])
     outcomes: list[Outcome] = []
     file = Path(folder) / f"gpu-check-{dt.datetime.now(dt.timezone.utc):%Y-%m-%d}.json"
     try:
@@ -112,16 +109,6 @@ def check(
     _print(last_lines(outcomes, hardware, complete=only is None))
     _print(f"Report: {file}")
     return int(any(outcome.state == "FAIL" for outcome in outcomes))
-
-
-def check_sharing(nccl: int | None) -> None:
-    """Raise `ConfigError` if this version of NCCL, such as 22809 for 2.28.9, refuses ranks that share a GPU."""
-    if nccl is not None and nccl < FIRST_SHARING_NCCL:
-        version = f"{nccl // 10_000}.{nccl // 100 % 100}.{nccl % 100}"
-        raise ConfigError(
-            f"--share needs NCCL 2.30 or newer, and torch has loaded {version}. Name a newer one in the environment: "
-            "LD_PRELOAD=/path/to/libnccl.so.2 notebook-launcher check --share, or leave --share out."
-        )
 
 
 def _gpus(hardware: Hardware) -> str:
@@ -168,11 +155,8 @@ def count_gpus() -> int:
 def run_one(check: Check, hardware: Hardware, command: Sequence[str] = ()) -> Outcome:
     """Return the outcome of a check, made in a process of its own.
 
-    Args:
-        check: The check to run.
-        hardware: The hardware that it runs on.
-        command: The program, to which the name, the two fields of the hardware and a file for the outcome are added;
-            empty: the package's own.
+    The program (the package's own without a command) gets the check's name, the two fields of the hardware and a file
+    for the outcome.
     """
     if why_not := check.why_not(hardware):
         return Outcome(name=check.name, state="SKIP", seconds=0.0, reason=why_not)

@@ -448,10 +448,10 @@ def open_stage(target: Path) -> Path:
 
 
 def publish(stage: Path, target: Path, *, last: str, stale: Collection[str], replaceable: bool) -> None:
-    """Put a complete save in its place; afterwards it is on the disk.
+    """Put a complete save, with all files synchronised, in its place; afterwards it is on the disk.
 
     Args:
-        stage: From `open_stage`, with all files synchronised.
+        stage: From `open_stage`.
         target: As for `open_stage`.
         last: The file that a reader looks for first, so that it comes last where files are moved one by one.
         stale: Files of the earlier save that this one does not replace.
@@ -486,11 +486,6 @@ def settle(target: Path) -> None:
         status = ready.lstat()
         if stat.S_ISDIR(status.st_mode) and status.st_uid in owners:
             _move_in(ready, target)
-
-
-def discard(stage: Path) -> None:
-    """Remove a save that did not become complete."""
-    shutil.rmtree(stage, ignore_errors=True)
 
 
 def contents(folder: Path) -> set[str]:

@@ -7,6 +7,7 @@ import functools
 import json
 import os
 import re
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -90,7 +91,7 @@ def save_model(
         together("put the model in place", lambda: None if stage is None else _publish(stage, target, plan))
     except BaseException:
         if stage is not None:
-            folders.discard(stage)
+            shutil.rmtree(stage, ignore_errors=True)
         raise
 
 

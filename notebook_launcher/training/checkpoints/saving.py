@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import shutil
 import socket
 from typing import TYPE_CHECKING, Any
 
@@ -116,7 +117,7 @@ def _open_stage(
         yield places
     except BaseException:
         if writers.leads:
-            folders.discard(places[1])
+            shutil.rmtree(places[1], ignore_errors=True)
         raise
 
 

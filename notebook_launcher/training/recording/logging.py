@@ -121,10 +121,8 @@ def tqdm(*args: Any, main_process_only: bool = True, **kwargs: Any) -> Any:
         ImportError: tqdm is not installed.
         ValueError: The first argument is True or False: `main_process_only` must be named.
     """
-    try:
-        from tqdm.auto import tqdm as bar
-    except ImportError as error:
-        raise ImportError("tqdm, which shows progress bars, is not installed. Run `pip install tqdm`.") from error
+    from tqdm.auto import tqdm as bar
+
     if args and isinstance(args[0], bool):
         raise ValueError(
             f"tqdm({args[0]}, ...): the first argument is the iterable. Write tqdm(iterable, "

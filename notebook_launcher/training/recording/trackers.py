@@ -41,13 +41,12 @@ def register_tracker_class(tracker_class: type[GeneralTracker]) -> None:
     Raises:
         ValueError: The class is not a subclass of `GeneralTracker`, or lacks `name` or `requires_logging_directory`.
     """
-    if not (isinstance(tracker_class, type) and issubclass(tracker_class, GeneralTracker)):
-        raise ValueError(f"{tracker_class!r} cannot be registered: it is not a subclass of GeneralTracker.")  # noqa: TRY004 - as in Accelerate
     name = getattr(tracker_class, "name", None)
-    if not (isinstance(name, str) and name) or not hasattr(tracker_class, "requires_logging_directory"):
+    is_tracker = isinstance(tracker_class, type) and issubclass(tracker_class, GeneralTracker)
+    if not (is_tracker and name and hasattr(tracker_class, "requires_logging_directory")):
         raise ValueError(
-            f"{tracker_class.__name__} cannot be registered: its class must define name, which must not be empty, and "
-            "requires_logging_directory, True or False."
+            f"{tracker_class!r} cannot be registered: it must be a subclass of GeneralTracker that defines name and "
+            "requires_logging_directory."
         )
     replaced = TRACKER_CLASSES.get(name)
     if replaced in _OWN and replaced is not tracker_class:

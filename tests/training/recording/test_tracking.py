@@ -128,17 +128,9 @@ class Placeless(GeneralTracker):
     name = "placeless"
 
 
-@pytest.mark.parametrize(
-    ("tracker_class", "message"),
-    [
-        (int, r"<class 'int'> cannot be registered: it is not a subclass of GeneralTracker"),
-        (Memory(), r"Memory object at .* cannot be registered"),
-        (Nameless, r"Nameless cannot be registered: its class must define name"),
-        (Placeless, r"Placeless cannot be registered: its class must define name, .* and requires_logging_directory"),
-    ],
-)
-def test_class_without_the_attributes_of_a_tracker_is_refused(tracker_class: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+@pytest.mark.parametrize("tracker_class", [int, Memory(), Nameless, Placeless])
+def test_class_without_the_attributes_of_a_tracker_is_refused(tracker_class: Any) -> None:
+    with pytest.raises(ValueError, match=r"cannot be registered: it must be a subclass of GeneralTracker that defines"):
         register_tracker_class(tracker_class)
 
 
