@@ -37,13 +37,8 @@ SHARDINGS = {"none (DDP)": (1, 1, 1), "optimizer and gradients": (1, 0, 0), "eve
 def make_model(target: str, arguments: Mapping[str, Any]) -> tuple[str, torch.nn.Module]:
     """Return a model on the meta device, with its name.
 
-    Args:
-        target: `package.module:Class` or `package.module.Class`, a folder or file with a configuration of Transformers,
-            or its name for a kind of model.
-        arguments: Arguments of the class, or values that replace the configuration's.
-
-    Raises:
-        ConfigError: There is no such model, or it cannot be made of these arguments.
+    The target is `package.module:Class` or `package.module.Class`, or a configuration of Transformers: a folder, a
+    file, or its name for a kind of model. The arguments are the class's, or replace values of the configuration.
     """
     import torch
 

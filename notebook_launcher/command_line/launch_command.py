@@ -198,23 +198,6 @@ def _number(text: str) -> int | float | str:
     return text
 
 
-def as_typed(error: ConfigError, given: Mapping[str, Any], typed: Mapping[str, tuple[str, str]]) -> ConfigError:
-    """Return an error of `LaunchConfig` that names the option as it was typed, in the place of the field.
-
-    `given` are the fields as `LaunchConfig` got them, `typed` has the option and its text by field.
-    """
-    name = error.field or ""
-    names = [name, "processes_per_node"] if name == "num_processes" else [name]
-    found = next((typed[name] for name in names if name in typed), None)
-    words = str(error)
-    value = given.get(name)
-    forms = [value, list(value)] if isinstance(value, tuple) else [value]  # Messages show several values as a list.
-    start = next((start for form in forms if words.startswith(start := f"{name}={form!r}")), None)
-    if found is None or start is None:
-        return error
-    return ConfigError(" ".join(found) + words.removeprefix(start).replace("None", "none"), field=name)
-
-
 def devices_of(text: str) -> Any:
     """Return the devices that a text means: `0,1`, `all` or `cpu`."""
     if text in ("all", "cpu"):
@@ -257,11 +240,7 @@ def _run(options: argparse.Namespace) -> int:
         value = getattr(options, f"ignored_{name}")
         if value not in (None, False):
             _say(f"ignored: --{name}{'' if value is True else f' {value}'} ({reason})")
-    try:
-        return _launch(script, options.words, config)
-    except ConfigError as error:
-        given = given_options(options, has_engine=config.engine is not None)
-        raise as_typed(error, given, vars(options).get("typed", {})) from None
+    return _launch(script, options.words, config)
 
 
 def _config(options: argparse.Namespace) -> LaunchConfig:
@@ -281,10 +260,7 @@ def _config(options: argparse.Namespace) -> LaunchConfig:
         if file.ignored:
             _say(f"ignored in {file.path}: {', '.join(file.ignored)}")
     env = {**sharding_env(vars(options), config.env), **given.get("env", {})}
-    try:
-        config = LaunchConfig.build(config, {**given, "env": {**config.env, **env}} if env else given)
-    except ConfigError as error:
-        raise as_typed(error, given, vars(options).get("typed", {})) from None
+    config = LaunchConfig.build(config, {**given, "env": {**config.env, **env}} if env else given)
     if options.multi_gpu:
         from notebook_launcher.machine import devices
 

@@ -66,16 +66,8 @@ def check(
 ) -> int:
     """Make the checks, print a line for each, write the report; return the exit status: 1 if one failed.
 
-    Args:
-        only: Words; only checks whose name has one of the words are made. None: all checks.
-        names_only: True to print the names alone.
-        folder: Folder for the report.
-        cpu: True to leave GPUs aside.
-        share: True to let ranks share a GPU with NCCL where there are fewer GPUs than a check needs.
-
-    Raises:
-        LookupError: No name has one of the words.
-        ConfigError: The report cannot be written.
+    `only` has words, of which the name of a check must have one; `cpu` leaves GPUs aside, and `share` lets ranks share
+    a GPU with NCCL where there are fewer GPUs than a check needs. The folder gets the report.
     """
     chosen = [check for check in CHECKS if only is None or any(word.lower() in check.name.lower() for word in only)]
     if not chosen:

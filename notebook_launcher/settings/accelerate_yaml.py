@@ -223,14 +223,9 @@ def path_to_write(path: str | os.PathLike[str] | None = None) -> Path:
 def write(file: Path, options: Mapping[str, Any], *, num_processes: int, use_gpu: bool) -> None:
     """Write a settings file that `accelerate launch` accepts; keys of a file that is there are kept.
 
-    Args:
-        file: A path from `path_to_write`. A file that is there must be one that `read` accepts.
-        options: The fields of `LaunchConfig` that differ from their defaults, by name.
-        num_processes: The number of processes, also where `options` leaves it open: `accelerate launch` needs it.
-        use_gpu: True if the processes take GPUs.
-
-    Raises:
-        ConfigError: The file cannot be written, or Accelerate cannot carry out the options.
+    The file is from `path_to_write`; one that is there must be one that `read` accepts. The options are the fields of
+    `LaunchConfig` that differ from their defaults. `accelerate launch` needs the number of processes, also where they
+    leave it open. Raises `ConfigError` if the file cannot be written, or Accelerate cannot carry out the options.
     """
     import yaml
 

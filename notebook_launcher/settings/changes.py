@@ -46,7 +46,7 @@ def check_change(
     present: Mapping[str, float | None] | None = None,
     trainer: str = "",
 ) -> Wanted:
-    """Return a change that can be sent to the ranks.
+    """Return a change that can be sent to the ranks; raise ValueError, with what to type, for one that cannot work.
 
     Args:
         name: The setting.
@@ -54,9 +54,6 @@ def check_change(
         tunables: Settings that the function offers by `tunable(...)`, with their values, whose types stay.
         present: The last known values of the Accelerator's settings.
         trainer: The trainer of another library that has these settings; empty: an Accelerator has them.
-
-    Raises:
-        ValueError: There is no such setting, or the value cannot work; the message names what to type.
     """
     wanted = _in_plain_type(wanted)
     kind = ACCELERATOR_SETTINGS.get(name)

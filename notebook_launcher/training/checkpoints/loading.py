@@ -40,30 +40,15 @@ def load_state(
     saved: Sequence[str] | None = None,
     **load_model_func_kwargs: Any,
 ) -> Path | None:
-    """Load what `save_state` wrote, also with another number of ranks; every rank calls it.
+    """Load what `save_state` wrote, as `Accelerator.load_state` says, and return the folder; None if there is none.
 
     All files are compared with the manifest and read before anything changes. Checkpoints of Accelerate have no
     manifest, and are loaded unverified. With another number of ranks, the window's gradients are shared out, and the
-    random states of new ranks are derived from rank 0's.
+    random states of new ranks are derived from rank 0's. Without a folder the newest of those that this run has `saved`
+    is loaded or, where that is None, the newest by automatic naming.
 
-    Args:
-        stateful: The objects whose states are loaded: as many of each kind as were saved, in the same order.
-        process: This process among its peers.
-        config: Folder and naming of checkpoints.
-        input_dir: The folder; None: the newest by automatic naming.
-        saved: Folders of the checkpoints that this run has saved, the newest last: without `input_dir` the newest of
-            them is loaded, and nothing if there is none. None: the folder is chosen by `input_dir` or `config`.
-        load_kwargs: For `torch.load`. `{"weights_only": False}` lets files construct anything, which can run
-            any code.
-        load_model_func_kwargs: For the models' `load_state_dict`, such as `strict=False`; and `map_location`,
-            `"cpu"` or `"on_device"`: where files are read to.
-
-    Returns:
-        The folder; None if nothing was to be loaded.
-
-    Raises:
-        ValueError: No folder was given and naming is not automatic, or `map_location` is unknown.
-        CheckpointError: A file is missing, damaged, or does not fit; nothing was loaded.
+    `load_model_func_kwargs` are for the models' `load_state_dict`, such as `strict=False`; and `map_location`, `"cpu"`
+    or `"on_device"`: where files are read to.
     """
     map_location = load_model_func_kwargs.pop("map_location", None)
     if map_location not in MAP_LOCATIONS:

@@ -45,34 +45,14 @@ def save_state(
     rank_check: RankCheck | None,
     state_dict_type: str | None = None,
 ) -> Path:
-    """Write everything that training needs to continue; every rank calls it.
+    """Write everything that training needs to continue, as `Accelerator.save_state` says, and return the folder.
 
     A checkpoint has the states of models, leaf tensors, optimizers, schedulers, the scaler, loaders and registered
     objects and, of each rank, of its random number generators and of an open window. The state of a scheduler or
     registered object is rank 0's and, where it differs between ranks, each rank's. The files are written to a
     stage, a folder beside the target, which takes the target's name once it is complete and has a manifest. Until
     then, an earlier checkpoint of that name stays whole, even if a process is killed. Hooks get the stage, so that
-    their files become part of the checkpoint.
-
-    Args:
-        stateful: The objects whose states are saved.
-        process: This process among its peers.
-        config: Folder and naming of checkpoints.
-        output_dir: The folder; files in it that do not belong to an earlier checkpoint stay. None: the next one by
-            `ProjectConfiguration(automatic_checkpoint_naming=True)`.
-        safe: Models as safetensors; False: by `torch.save`.
-        rank_check: Compares the ranks' weights first; None: they are not compared.
-        state_dict_type: Layout of sharded models and their optimizers: `"FULL_STATE_DICT"` or
-            `"SHARDED_STATE_DICT"`. None: the latter above 10 GB.
-
-    Returns:
-        The folder.
-
-    Raises:
-        ValueError: No folder was given and none can be named, or the automatic name is taken, or the layout is unknown
-            or impossible.
-        CheckpointError: Something cannot be written, or another rank failed; the earlier checkpoint is whole.
-        OSError: The disk is full or fails; the earlier checkpoint is whole.
+    their files become part of the checkpoint; files in the target that do not belong to an earlier checkpoint stay.
     """
     on_each_node = bool(config.save_on_each_node)
     sharded.check_layout(state_dict_type, on_each_node=on_each_node)

@@ -29,12 +29,7 @@ def build_profiler(options: ProfileKwargs, *, acc_events: bool = False) -> profi
     With `output_trace_dir` it writes `profile_<rank>.json` there, a Chrome trace, when the block ends, be it by an
     exception. With a schedule it does so at the end of each cycle, so that the file holds the newest whole one.
 
-    Args:
-        options: Arguments of the profiler, and its folder.
-        acc_events: Events of all cycles are kept, and sorted by operator when the block ends.
-
-    Raises:
-        ValueError: `activities` has a name that torch does not know.
+    With `acc_events` the events of all cycles are kept, and sorted by operator when the block ends.
     """
     activities = None if options.activities is None else [_activity(name) for name in options.activities]
     schedule = None if options.schedule_option is None else profiler.schedule(**options.schedule_option)
@@ -94,13 +89,7 @@ TAKEN = (
 
 
 class UpdateProfile:
-    """A profile that is under way on this rank.
-
-    Args:
-        rank: This rank.
-        order: Updates and ranks to profile.
-        update: Number of updates that have been made.
-    """
+    """A profile that is under way on this rank, begun after so many updates."""
 
     def __init__(self, rank: int, order: messages.ProfileOrder, update: int) -> None:
         self.end = update + order.updates
@@ -119,11 +108,7 @@ class UpdateProfile:
             self._problem, self._profiler, self.end = f"torch.profiler did not start: {error}", None, update
 
     def finish(self, update: int) -> messages.Profiled:
-        """End the profile and return its result; an error becomes a part of the result, and the training continues.
-
-        Args:
-            update: Number of updates that have been made.
-        """
+        """End the profile and return its result; an error becomes a part of the result, and the training continues."""
         record: dict[str, Any] = {
             "rank": self._rank, "first_update": self._begin, "updates": min(update, self.end) - self._begin
         }  # fmt: skip

@@ -59,15 +59,8 @@ def filter_trackers(
 ) -> list[type[GeneralTracker] | GeneralTracker]:
     """Return the trackers that `log_with` names, each once, in order.
 
-    Args:
-        log_with: A name, a class or an instance, a list of them, or None. `"all"` stands for every class that is
-            known and installed.
-        logging_dir: The folder for those that require one.
-        skip_missing: True: a tracker whose client is not installed is left out with a warning; False: an error.
-
-    Raises:
-        ModuleNotFoundError: A client is not installed.
-        ValueError: A name is unknown, an entry is something else, or the folder is missing.
+    An entry is a name, a class or an instance; `"all"` stands for every class that is known and installed. With
+    `skip_missing` a tracker whose client is not installed is left out with a warning, else it is an error.
     """
     entries = log_with if isinstance(log_with, (list, tuple, set)) else [] if log_with is None else [log_with]
     found: list[type[GeneralTracker] | GeneralTracker] = []
@@ -116,13 +109,10 @@ class Trackers:
 
     Args:
         process_state: The `ProcessState` of this process.
-        log_with: See `filter_trackers`.
+        log_with: See `filter_trackers`, also for `skip_missing`.
         logging_dir: The folder for trackers that require one.
         observe: Returns metrics that are added for the live run, such as the learning rate, unless the user logs them.
-        skip_missing: See `filter_trackers`.
-
-    Raises:
-        ModuleNotFoundError, ValueError: As `filter_trackers`.
+        skip_missing: As above.
     """
 
     def __init__(
@@ -148,13 +138,7 @@ class Trackers:
         config: dict[str, Any] | None = None,
         init_kwargs: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
-        """Start every tracker that runs on this process, after finishing the trackers that run already.
-
-        Args:
-            project_name: The first argument of every tracker that is made here.
-            config: Hyperparameters, for all of them.
-            init_kwargs: More arguments, by the tracker's name.
-        """
+        """Start every tracker that runs on this process, after finishing the trackers that run already."""
         self.end_training()
         for named in self.log_with:
             if named.main_process_only and not self._is_main:
@@ -172,9 +156,6 @@ class Trackers:
         """Return the tracker of this name, or with `unwrap` the object that it writes with.
 
         Where none runs, off the main process or without `log_with`, it is a `BlankTracker`.
-
-        Raises:
-            ValueError: Others run, but none of this name.
         """
         for tracker in self.trackers:
             if tracker.name == name:
@@ -192,15 +173,7 @@ class Trackers:
     ) -> None:
         """Log metrics to every tracker that runs on this process, and the numbers among them to the live run.
 
-        Args:
-            values: By name; numbers, tensors of one element, strings, or what else a tracker takes.
-            step: The step they belong to, an integer or a tensor of one. None: in the live run, the number of updates;
-                trackers count as they do by themselves.
-            log_kwargs: More arguments of `log`, by the tracker's name.
-
-        Raises:
-            TypeError: The values have no names, or the step is not an integer.
-            KeyboardInterrupt: The run was asked to stop; a step boundary is where it does.
+        Without a step, the live run takes the number of updates, and trackers count as they do by themselves.
         """
         if not isinstance(values, Mapping):
             raise TypeError(f"log({type(values).__name__}): pass metrics by name, such as {{'loss': loss}}.")
@@ -210,15 +183,7 @@ class Trackers:
         reporting.report_values(self._numbers(values) if context.current() else {}, step=step)
 
     def log_images(self, values: Mapping[str, Any], step: int | None = None) -> None:
-        """Log images to the trackers that take images, and to the live run.
-
-        Args:
-            values: By name; an image, or a list of images, each as `report` takes it.
-            step: The step they belong to, an integer or a tensor of one.
-
-        Raises:
-            TypeError: The images have no names, a value is not an image, or the step is not an integer.
-        """
+        """Log images to the trackers that take images, and to the live run."""
         if not isinstance(values, Mapping):
             raise TypeError(f"log_images({type(values).__name__}): pass images by name, such as {{'input': image}}.")
         step = None if step is None else _whole(step)
@@ -244,12 +209,7 @@ class Trackers:
         dataframe: Any = None,
         step: int | None = None,
     ) -> None:
-        """Log a table to the trackers that take tables, and on the main process to the live run.
-
-        Raises:
-            TypeError: The step is not an integer.
-            ValueError: There is no table, or a row does not fit the columns.
-        """
+        """Log a table to the trackers that take tables, and on the main process to the live run."""
         table = Table.of(columns, data, dataframe)  # Checked on every rank, and before the first tracker.
         step = None if step is None else _whole(step)
         for tracker in self.trackers:
