@@ -44,8 +44,14 @@ class Sessions:
         """End all ranks."""
         self._stack.close()
 
+    def __getitem__(self, num_processes: int) -> Session:
+        """The session of so many ranks."""
+        return self._opened[num_processes]
+
     def run(self, num_processes: int, function: Callable[..., Any], *args: Any) -> list[Any]:
-        """Run a function on so many ranks."""
+        """Run a function on so many ranks; a single one is this process."""
+        if num_processes == 1 and 1 not in self._opened:
+            return [function(*args)]
         return list(self._opened[num_processes].run(function, args=args))
 
 

@@ -1,4 +1,4 @@
-"""The place of the files of torch's compiler; for tests of checkpoints a small training, and a checkpoint of it."""
+"""Ranks that files share, and the place of the files of torch's compiler; a small training, and a checkpoint of it."""
 
 from __future__ import annotations
 
@@ -7,10 +7,20 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.toy_checkpoints import Training
+from tests.support.toy_training import sessions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from tests.support.toy_training import Sessions
+
+
+@pytest.fixture(scope="package")
+def ranks() -> Iterator[Sessions]:
+    """Two and three ranks for the tests of all files that have none of their own."""
+    with sessions(2, 3) as opened:
+        yield opened
 
 
 @pytest.fixture(scope="module")

@@ -14,14 +14,10 @@ from notebook_launcher import RankFailedError, notebook_launch
 from notebook_launcher.context import current
 from notebook_launcher.training.accelerator import Accelerator
 from notebook_launcher.training.process import arrivals
-from tests.support.toy_training import sessions_fixture
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
-
-
-ranks = sessions_fixture(2)
 
 
 def save(folder: Path) -> Any:

@@ -18,7 +18,6 @@ from notebook_launcher.errors import ConfigError
 from notebook_launcher.training.plugins import DistributedType
 from notebook_launcher.training.process.environment import ProcessPlace, read_place
 from notebook_launcher.training.process.process_state import ProcessState, split
-from tests.support.toy_training import session_fixture
 
 TORCHRUN = {
     "RANK": "2",
@@ -28,12 +27,6 @@ TORCHRUN = {
     "MASTER_ADDR": "localhost",
     "MASTER_PORT": "1",
 }
-
-
-pair = session_fixture(2)
-
-
-trio = session_fixture(3)
 
 
 # Alone
@@ -154,7 +147,7 @@ def test_data_set_selects_its_rows():
 # Ranks
 
 
-def test_rank_adopts_the_group_that_is_up(trio):
+def test_rank_adopts_the_group_that_is_up(ranks):
     def look():
         group = dist.group.WORLD
         state = ProcessState()
@@ -166,7 +159,7 @@ def test_rank_adopts_the_group_that_is_up(trio):
         "Distributed environment: DistributedType.MULTI_CPU  Backend: gloo\nNum processes: 3\nProcess index: {0}\n"
         "Local process index: {0}\nDevice: cpu\n"
     )
-    assert list(trio.run(look)) == [
+    assert list(ranks.run(3, look)) == [
         (rank, rank, (rank == 0, rank == 0, rank == 2, True), text.format(rank)) for rank in range(3)
     ]
 
@@ -201,7 +194,7 @@ def test_timeout_holds_for_the_group_that_is_up():
     notebook_launch(wait, 2, output="none")
 
 
-def test_decorator_chooses_the_rank_that_runs_the_function(trio):
+def test_decorator_chooses_the_rank_that_runs_the_function(ranks):
     def work(value):
         """Double."""
         return 2 * value
@@ -221,20 +214,20 @@ def test_decorator_chooses_the_rank_that_runs_the_function(trio):
         assert {(function.__name__, function.__doc__) for function in functions} == {("work", "Double.")}
         return [function(1) for function in functions]
 
-    assert list(trio.run(call)) == [
+    assert list(ranks.run(3, call)) == [
         [2, 2, 2, None, None, None, None, None],
         [None, None, None, None, 2, 2, 2, None],
         [None, None, None, 2, None, None, None, None],
     ]
 
 
-def test_only_the_first_process_prints(pair, capfd):
+def test_only_the_first_process_prints(capfd):
     results = notebook_launch(lambda: ProcessState().print("hello", ProcessState().process_index), 2)
     assert len(results) == 2
     assert [line for line in capfd.readouterr().out.splitlines() if "hello" in line] == ["[rank 0] hello 0"]
 
 
-def test_first_process_goes_first(trio, tmp_path):
+def test_first_process_goes_first(ranks, tmp_path):
     def enter():
         state = ProcessState()
         with state.main_process_first():
@@ -242,12 +235,12 @@ def test_first_process_goes_first(trio, tmp_path):
             (tmp_path / str(state.process_index)).touch()
         return found
 
-    first, *others = trio.run(enter)
+    first, *others = ranks.run(3, enter)
     assert first == []
     assert all("0" in found for found in others)
 
 
-def test_error_of_the_first_process_lets_the_others_in(trio):
+def test_error_of_the_first_process_lets_the_others_in(ranks):
     def enter():
         state = ProcessState()
         with contextlib.suppress(ValueError), state.main_process_first():
@@ -257,4 +250,4 @@ def test_error_of_the_first_process_lets_the_others_in(trio):
         dist.all_reduce(total)
         return total.item()
 
-    assert list(trio.run(enter)) == [3.0] * 3
+    assert list(ranks.run(3, enter)) == [3.0] * 3

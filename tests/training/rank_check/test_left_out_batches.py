@@ -10,14 +10,12 @@ import torch
 from torch.utils.data import DataLoader
 
 from notebook_launcher import Accelerator
-from tests.support.toy_training import sessions_fixture
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from tests.support.toy_training import Sessions
 
-ranks = sessions_fixture(1, 2, 3)
 STEPS = 4
 MISTAKE = "a block of accumulate\\(\\) ended without a backward"
 

@@ -10,13 +10,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from notebook_launcher import Accelerator, DistributedDataParallelKwargs, LocalSGD
 from tests.support.toy_rank_check import ON_0, WEIGHTS, Training
-from tests.support.toy_training import Sessions, make_data, make_model, sessions_fixture
+from tests.support.toy_training import Sessions, make_data, make_model
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-
-ranks = sessions_fixture(2, 3)
 
 
 def initialise_again() -> None:

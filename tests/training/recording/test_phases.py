@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from notebook_launcher import Session, launch
+from notebook_launcher import launch
 from notebook_launcher.history.summaries import share_done
 from notebook_launcher.kernel.run.live_values import LiveValues
 from notebook_launcher.training.recording import phases
 from notebook_launcher.training.recording.phases import PHASES, PhaseClock
-from tests.support.toy_training import session_fixture
 
-session = session_fixture(2)
+if TYPE_CHECKING:
+    from tests.support.toy_training import Sessions
 
 
 class Line:
@@ -148,9 +148,9 @@ def train(num_windows: int) -> None:
     clock.mark("data")
 
 
-def test_run_knows_each_ranks_phases(session: Session) -> None:
+def test_run_knows_each_ranks_phases(ranks: Sessions) -> None:
     for num_windows in (3, 20):  # The second run knows nothing of the first.
-        run = session.launch(train, args=(num_windows,))
+        run = ranks[2].launch(train, args=(num_windows,))
         run.result()
         assert sorted(run.phases) == [0, 1]
         for rank, known in run.phases.items():

@@ -22,12 +22,11 @@ from notebook_launcher.training.recording.trackers import (
     register_tracker_class,
 )
 from tests.support.toy_trackers import Everywhere, Memory, lines_of
-from tests.support.toy_training import session_fixture
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from notebook_launcher import Session
+    from tests.support.toy_training import Sessions
 
 
 @pytest.fixture
@@ -38,9 +37,6 @@ def state() -> ProcessState:
 @pytest.fixture(autouse=True)
 def registry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tracking, "TRACKER_CLASSES", dict(tracking.TRACKER_CLASSES))
-
-
-session = session_fixture(2)
 
 
 # TensorBoard.
@@ -205,8 +201,8 @@ def train(folder: str) -> Any:
     return names, got
 
 
-def test_only_the_main_process_writes_and_every_rank_reports_to_the_run(session: Session, tmp_path: Path) -> None:
-    run = session.launch(train, args=(str(tmp_path),))
+def test_only_the_main_process_writes_and_every_rank_reports_to_the_run(ranks: Sessions, tmp_path: Path) -> None:
+    run = ranks[2].launch(train, args=(str(tmp_path),))
     results = run.result()
     assert results[0] == (["everywhere", "memory", "jsonl"], ["JSONLinesTracker", "Everywhere"])
     assert results[1] == (["everywhere"], ["BlankTracker", "Everywhere"])
@@ -244,8 +240,8 @@ def log_twice(folder: str) -> Any:
     accelerator.end_training()
 
 
-def test_log_adds_learning_rate_and_gradient_norm(session: Session, tmp_path: Path):
-    run = session.launch(log_twice, args=(str(tmp_path),))
+def test_log_adds_learning_rate_and_gradient_norm(ranks: Sessions, tmp_path: Path):
+    run = ranks[2].launch(log_twice, args=(str(tmp_path),))
     run.result()
     first, second = (point.values for point in run.metrics if point.rank == 0)
     assert first == {"loss": 1.0, "learning_rate": 0.5, "learning_rate_1": 0.25}
@@ -278,8 +274,8 @@ def train_four_updates(every: int, *, logs: bool) -> None:
 
 
 @pytest.mark.parametrize(("every", "logs"), [(1, True), (2, False)])
-def test_a_step_is_the_number_of_updates(session: Session, every: int, logs: bool) -> None:
-    run = session.launch(train_four_updates, args=(every,), kwargs={"logs": logs})
+def test_a_step_is_the_number_of_updates(ranks: Sessions, every: int, logs: bool) -> None:
+    run = ranks[2].launch(train_four_updates, args=(every,), kwargs={"logs": logs})
     run.result()
     assert [rank.step for rank in run.ranks] == [4, 4]
     assert [point.step for point in run.metrics if point.rank == 1] == [2, 4] * logs

@@ -10,13 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from notebook_launcher.training.recording.logging import get_logger
-from tests.support.toy_training import session_fixture
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-
-trio = session_fixture(3)
 
 
 @pytest.fixture
@@ -71,8 +67,8 @@ def speak(path, **options):
     ("options", "speakers"),
     [({}, {0}), ({"main_process_only": False}, {0, 1, 2}), ({"in_order": True}, [0, 1, 2])],
 )
-def test_options_choose_the_ranks_that_log(trio, tmp_path, options, speakers):
-    trio.run(speak, args=(str(tmp_path / "log"),), kwargs=options)
+def test_options_choose_the_ranks_that_log(ranks, tmp_path, options, speakers):
+    ranks.run(3, lambda: speak(tmp_path / "log", **options))
     lines = (tmp_path / "log").read_text().splitlines()
     expected = [f"[RANK {rank}] hello from {rank}" for rank in speakers]
     assert lines == expected or (isinstance(speakers, set) and sorted(lines) == expected)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import resource
+import shutil
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -21,8 +22,9 @@ from tests.support.toy_training import sessions_fixture, shards_on_cpus
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from tests.support.toy_training import Sessions
+
 pytestmark = shards_on_cpus
-ranks = sessions_fixture(2, 3, 4)
 WHOLE, PARTS = "FULL_STATE_DICT", "SHARDED_STATE_DICT"
 
 
@@ -84,16 +86,19 @@ def load(folder: Path, sharded: bool) -> dict[str, Any]:
     return training.state()
 
 
-def on(ranks: Any, number: int, function: Any, *arguments: Any) -> list[Any]:
-    return [function(*arguments)] if number == 1 else list(ranks.run(number, function, *arguments))
+@pytest.fixture(scope="module")
+def parts(ranks: Sessions, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A checkpoint in the sharded layout, saved by two ranks, and the state that it holds."""
+    folder = tmp_path_factory.mktemp("parts") / "a"
+    return folder, ranks.run(2, save, folder, PARTS, True)[0]
 
 
-@pytest.mark.parametrize(("before", "layout", "others"), [(2, PARTS, (1, 3)), (3, WHOLE, (1, 2)), (4, PARTS, (3, 4))])
+@pytest.mark.parametrize(("before", "layout", "others"), [(2, PARTS, (1, 3)), (3, WHOLE, (1, 2)), (3, PARTS, (2, 3))])
 def test_a_checkpoint_of_a_sharded_model_loads_with_any_number_of_ranks(ranks, tmp_path, before, layout, others):
-    expected = on(ranks, before, save, tmp_path / "a", layout, True)[0]
+    expected = ranks.run(before, save, tmp_path / "a", layout, True)[0]
     for after in others:
         # One process alone has a model that is not sharded.
-        assert on(ranks, after, load, tmp_path / "a", after > 1) == [expected] * after
+        assert ranks.run(after, load, tmp_path / "a", after > 1) == [expected] * after
     names = {path.relative_to(tmp_path / "a").as_posix() for path in (tmp_path / "a").rglob("*") if path.is_file()}
     manifest = json.loads((tmp_path / "a" / "checkpoint_manifest.json").read_text())
     assert set(manifest["files"]) | {"checkpoint_manifest.json"} == names
@@ -103,19 +108,18 @@ def test_a_checkpoint_of_a_sharded_model_loads_with_any_number_of_ranks(ranks, t
 
 @pytest.mark.parametrize("layout", [WHOLE, PARTS])
 def test_checkpoints_pass_between_sharded_and_replicated_training(ranks, tmp_path, layout):
-    replicated = on(ranks, 2, save, tmp_path / "a", layout, False)[0]
-    assert on(ranks, 3, load, tmp_path / "a", True) == [replicated] * 3
-    sharded = on(ranks, 3, save, tmp_path / "b", layout, True)[0]
-    assert on(ranks, 2, load, tmp_path / "b", False) == [sharded] * 2
+    replicated = ranks.run(2, save, tmp_path / "a", layout, False)[0]
+    assert ranks.run(3, load, tmp_path / "a", True) == [replicated] * 3
+    sharded = ranks.run(3, save, tmp_path / "b", layout, True)[0]
+    assert ranks.run(2, load, tmp_path / "b", False) == [sharded] * 2
 
 
-@pytest.mark.parametrize("layout", [PARTS])
-def test_training_continues_after_saving_and_loading_in_one_run(ranks, tmp_path, layout):
+def test_training_continues_after_saving_and_loading_in_one_run(ranks, tmp_path):
     def save_and_load() -> tuple[Any, Any]:
         from notebook_launcher import FullyShardedDataParallelPlugin
 
         set_seed(1)
-        plugin = FullyShardedDataParallelPlugin(state_dict_type=layout)
+        plugin = FullyShardedDataParallelPlugin(state_dict_type=PARTS)
         training = Training(1, sharded=False, fsdp_plugin=plugin)
         training.train(2)
         training.accelerator.save_state(tmp_path / "a")
@@ -127,9 +131,9 @@ def test_training_continues_after_saving_and_loading_in_one_run(ranks, tmp_path,
         training.train(3)
         return expected, training.state()
 
-    for expected, found in on(ranks, 3, save_and_load):
+    for expected, found in ranks.run(3, save_and_load):
         assert found == expected
-    assert (tmp_path / "a" / "pytorch_model_fsdp_0" / ".metadata").exists() == (layout == PARTS)
+    assert (tmp_path / "a" / "pytorch_model_fsdp_0" / ".metadata").exists()
 
 
 def test_layout_can_change_before_the_last_save(ranks, tmp_path):
@@ -151,7 +155,7 @@ def test_layout_can_change_before_the_last_save(ranks, tmp_path):
         folders = [tmp_path / name / "pytorch_model_fsdp_0" for name in ("parts", "whole", "parts again")]
         return [folder.exists() for folder in folders]
 
-    assert on(ranks, 2, save_three_times) == [[True, False, True]] * 2
+    assert ranks.run(2, save_three_times) == [[True, False, True]] * 2
 
 
 class Wide(torch.nn.Sequential):
@@ -195,10 +199,7 @@ def make_meshes() -> None:
         Accelerator(cpu=True, **arguments_of(kind))
 
 
-@pytest.fixture(scope="module")
-def meshed(ranks: Any) -> Any:
-    ranks.run(4, make_meshes)
-    return ranks
+meshed = sessions_fixture(4, set_up=make_meshes)
 
 
 @pytest.mark.parametrize(
@@ -206,7 +207,7 @@ def meshed(ranks: Any) -> Any:
     [("fp16", PARTS), ("offload", WHOLE), ("hybrid", WHOLE), ("tensor parallel", PARTS)],
 )
 def test_each_layout_of_ranks_resumes_from_its_checkpoint(meshed, tmp_path, kind, layout):
-    for saved, expected, found in on(meshed, 4, go_on, tmp_path / "a", kind, layout):
+    for saved, expected, found in meshed.run(4, go_on, tmp_path / "a", kind, layout):
         assert found == expected
         assert found != saved
 
@@ -221,7 +222,7 @@ def test_an_optimizer_that_has_not_stepped_is_saved_without_a_step(ranks, tmp_pa
         other.accelerator.load_state(tmp_path / "a")
         return before, list(other.optimizer.state)
 
-    assert on(ranks, 2, save_and_load) == [([], [])] * 2
+    assert ranks.run(2, save_and_load) == [([], [])] * 2
 
 
 def test_a_sharded_models_whole_state_dict_is_on_rank_0_alone(ranks, tmp_path):
@@ -239,7 +240,7 @@ def test_a_sharded_models_whole_state_dict_is_on_rank_0_alone(ranks, tmp_path):
         assert {name: _listed(tensor) for name, tensor in other.bare.state_dict().items()} == expected
         return expected, {name: tensor.tolist() for name, tensor in state.items()}, str(error.value)
 
-    (expected, mine, refusal), (_, others, _) = on(ranks, 2, gather)
+    (expected, mine, refusal), (_, others, _) = ranks.run(2, gather)
     assert mine == expected
     assert others == {}
     assert "Pass accelerator.get_state_dict(model), called on every rank" in refusal
@@ -263,54 +264,40 @@ def test_torchs_own_functions_read_the_sharded_layout(ranks, tmp_path):
         weights = {name: _listed(tensor) for name, tensor in training.bare.state_dict().items()}
         return found == weights and moments["optimizer"]["state"]["0.weight"]["exp_avg"].tolist() == mine
 
-    assert on(ranks, 2, save_and_read) == [True, True]
+    assert ranks.run(2, save_and_read) == [True, True]
 
 
-def damaged(folder: Path, name: str) -> str:
-    """Change one byte of a file, and return the error of a load, which must change nothing."""
-    training = Training(2)
-    training.train(1)
-    before = training.state()
-    path = folder / name
-    if training.accelerator.is_main_process:
-        content = path.read_bytes()
-        path.write_bytes(content[:-9] + bytes([content[-9] ^ 1]) + content[-8:])
-    training.accelerator.wait_for_everyone()
-    with pytest.raises(CheckpointError) as error:
-        training.accelerator.load_state(folder)
-    assert training.state() == before
-    return str(error.value)
-
-
-def test_a_damaged_part_of_a_rank_is_an_error_on_all_ranks(ranks, tmp_path):
+def test_a_damaged_part_of_a_rank_is_an_error_on_all_ranks(ranks, parts, tmp_path):
     name = "pytorch_model_fsdp_0/__1_0.distcp"
-    on(ranks, 2, save, tmp_path / "a", PARTS, True)
-    for message in on(ranks, 2, damaged, tmp_path / "a", name):
+    path = shutil.copytree(parts[0], tmp_path / "a") / name
+    content = path.read_bytes()
+    path.write_bytes(content[:-9] + bytes([content[-9] ^ 1]) + content[-8:])
+
+    def load_damaged() -> str:
+        training = Training(2)
+        training.train(1)
+        before = training.state()
+        with pytest.raises(CheckpointError) as error:
+            training.accelerator.load_state(tmp_path / "a")
+        assert training.state() == before
+        return str(error.value)
+
+    for message in ranks.run(2, load_damaged):
         assert f"{name} is damaged: its sha256 is" in message
 
 
-def test_other_shapes_are_refused_before_anything_is_loaded(ranks, tmp_path):
-    on(ranks, 2, save, tmp_path / "a", PARTS, True)
-
-    def load_larger() -> str:
-        model = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.BatchNorm1d(6), torch.nn.Linear(6, 1))
-        with pytest.raises(CheckpointError) as error:
-            load_model(model, tmp_path / "a")
-        return str(error.value)
-
-    for message in on(ranks, 2, load_larger):
-        assert "size mismatch for 0.weight: (5, 4) in the file, (6, 4) in the model." in message
-        assert "nothing was loaded" in message
-
-
-def test_load_model_reads_the_sharded_layout_in_one_process(ranks, tmp_path):
-    expected = on(ranks, 3, save, tmp_path / "a", PARTS, True)[0]
+def test_load_model_reads_the_sharded_layout_in_one_process_and_refuses_other_shapes(parts):
+    folder, expected = parts
     alone = Training(2, sharded=False)
-    load_model(alone.model, tmp_path / "a")
+    load_model(alone.model, folder)
     found = {name: tensor.tolist() for name, tensor in alone.bare.state_dict().items()}
     assert found == {name: expected[name] for name in found}
     extended = torch.nn.Sequential(*alone.bare, torch.nn.Linear(1, 1))
-    assert load_model(extended, tmp_path / "a", strict=False).missing_keys == ["3.bias", "3.weight"]
+    assert load_model(extended, folder, strict=False).missing_keys == ["3.bias", "3.weight"]
+    larger = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.BatchNorm1d(6), torch.nn.Linear(6, 1))
+    words = r"(?s)nothing was loaded.*size mismatch for 0.weight: \(5, 4\) in the file, \(6, 4\) in the model\."
+    with pytest.raises(CheckpointError, match=words):
+        load_model(larger, folder)
 
 
 class Malicious:
@@ -365,7 +352,7 @@ def test_a_full_disk_of_a_rank_leaves_the_earlier_checkpoint_whole(ranks, tmp_pa
         training.accelerator.load_state(tmp_path / "a")
         return said, training.state() == expected
 
-    outcomes = on(ranks, 2, fill_the_disk)
+    outcomes = ranks.run(2, fill_the_disk)
     assert all(whole for _, whole in outcomes)
     assert outcomes[1 - failing][0].startswith(f"CheckpointError: rank {failing} could not write its part")
     assert {path.name for path in tmp_path.iterdir()} == {"a"}
@@ -380,7 +367,7 @@ def test_a_window_with_gradients_that_torch_holds_back_is_not_saved(ranks, tmp_p
             training.accelerator.save_state(tmp_path / "a")
         return str(error.value)
 
-    for message in on(ranks, 2, save_in_a_window):
+    for message in ranks.run(2, save_in_a_window):
         assert "gradients that are not reduced yet" in message
         assert "if accelerator.sync_gradients: accelerator.save_state(...)" in message
 
@@ -399,10 +386,10 @@ def test_a_window_of_a_sharded_model_stays_with_its_ranks_and_their_layout(ranks
         assert training.state() == before
         return str(error.value)
 
-    on(ranks, 2, save_in_a_window)
-    for message in on(ranks, 3, refuse, True):
+    ranks.run(2, save_in_a_window)
+    for message in ranks.run(3, refuse, True):
         assert "window's gradients of a sharded model on 2 ranks, which 3 cannot share" in message
-    for message in (*on(ranks, 2, refuse, False), refuse(False)):
+    for message in (*ranks.run(2, refuse, False), refuse(False)):
         assert "holds a window's gradients of a model that was sharded in another way: " in message
 
 
@@ -433,6 +420,6 @@ def test_hooks_of_rank_0_remove_what_they_save_themselves(ranks, tmp_path):
             return str(error)
         return ""
 
-    assert on(ranks, 2, save_with_hook, False) == ["", ""]
+    assert ranks.run(2, save_with_hook, False) == ["", ""]
     assert "2.bias" not in load_file(tmp_path / "a" / "model.safetensors")
-    assert all("replaced a sharded model's weights" in said for said in on(ranks, 2, save_with_hook, True))
+    assert all("replaced a sharded model's weights" in said for said in ranks.run(2, save_with_hook, True))

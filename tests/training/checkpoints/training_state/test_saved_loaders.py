@@ -14,7 +14,6 @@ from torch.utils.data import DataLoader, IterableDataset
 from notebook_launcher.training.accelerator import Accelerator
 from notebook_launcher.training.plugins import DataLoaderConfiguration
 from notebook_launcher.training.random import set_seed
-from tests.support.toy_training import session_fixture
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -69,13 +68,6 @@ class Training:
         return repr((self.seen, weights, moments, random.random(), torch.rand(2).tolist()))
 
 
-def warm_up() -> None:
-    """Do nothing."""
-
-
-ranks = session_fixture(2, warm_up)
-
-
 def interrupt_and_go_on(folder: Any, kind: str, stop_after: int) -> tuple[str, str]:
     """Train once through, and once with a checkpoint in between; return both outcomes."""
     through = Training(1, kind)
@@ -104,7 +96,7 @@ def test_resumed_epoch_equals_uninterrupted_epoch(tmp_path, kind, stop_after):
 @pytest.mark.parametrize("stop_after", [2, 8])
 @pytest.mark.parametrize("kind", LOADERS)
 def test_resumed_epoch_equals_uninterrupted_epoch_on_every_rank(ranks, tmp_path, kind, stop_after):
-    for expected, found in ranks.run(interrupt_and_go_on, args=(tmp_path / "a", kind, stop_after)):
+    for expected, found in ranks.run(2, interrupt_and_go_on, tmp_path / "a", kind, stop_after):
         assert found == expected
 
 
@@ -115,7 +107,7 @@ def test_another_number_of_ranks_resumes_with_the_rest_of_the_data(ranks, tmp_pa
         training.accelerator.save_state(tmp_path / "a")
         return training.seen
 
-    first = [number for seen in ranks.run(begin) for batch in seen for number in batch]
+    first = [number for seen in ranks.run(2, begin) for batch in seen for number in batch]
     alone = Training(2)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -11,14 +11,12 @@ from typing import Any
 import pytest
 import torch
 
-from notebook_launcher import notebook_launch
 from notebook_launcher.training.accelerator import Accelerator
 from notebook_launcher.training.checkpoints import CheckpointError
 from notebook_launcher.training.checkpoints.saving import merge_windows
 from notebook_launcher.training.plugins import ProjectConfiguration
 from notebook_launcher.training.random import set_seed
 from tests.support.checkpoints import files
-from tests.support.toy_training import session_fixture
 
 
 class Averaging:
@@ -44,13 +42,6 @@ class Averaging:
         """A loss whose gradient is -value, through the model, so that DDP sees it."""
         loss: torch.Tensor = -self.model(torch.tensor([[value]], dtype=torch.float64)).sum()
         return loss
-
-
-def warm_up() -> None:
-    """Do nothing."""
-
-
-ranks = session_fixture(2, warm_up)
 
 
 @dataclasses.dataclass
@@ -96,17 +87,17 @@ def test_object_whose_state_differs_between_ranks_is_saved_and_loaded_by_rank(ra
         found = [position, equal["names"], buffer["rows"][0].tolist(), schedule.state_dict()["best"]]
         return found, [str(warning.message) for warning in caught]
 
-    ranks.run(save)
+    ranks.run(2, save)
     own = {f"{name}_rank_1.{end}" for name, end in [("custom_checkpoint_0", "pkl"), ("custom_checkpoint_2", "pkl")]}
     assert {name for name in files(tmp_path / "a") if "_rank_" in name} == {*own, "scheduler_rank_1.bin"}
     by_rank = [[100 + rank, ["aa", "aa"], [rank, rank], rank] for rank in range(2)]
-    assert list(ranks.run(load)) == [(by_rank[0], []), (by_rank[1], [])]
+    assert ranks.run(2, load) == [(by_rank[0], []), (by_rank[1], [])]
     found, remarks = load()
     assert found == by_rank[0]
     assert len(remarks) == 3
     words = "a state of Stateful (custom_checkpoint_0.pkl) for each of 2 ranks, and 1 load it: the states of rank 1 are"
     assert words in remarks[1]
-    *others, (found, _) = notebook_launch(load, 3, devices="cpu", output="none")
+    *others, (found, _) = ranks.run(3, load)
     assert [found for found, _ in others] == by_rank
     assert found == by_rank[0]
     assert "3 load it: rank 2 got rank 0's." in others[0][1][2]
@@ -134,15 +125,10 @@ def test_open_window_resumes_with_another_number_of_ranks(ranks, tmp_path, befor
             training.accelerator.load_state(tmp_path / "a")
         return training.see(second)
 
-    def on(number: int, function: Any) -> list[Any]:
-        if number == 1:
-            return [function()]
-        return list(ranks.run(function)) if number == 2 else list(notebook_launch(function, number, output="none"))
-
-    on(before, begin)
+    ranks.run(before, begin)
     pairs = [(value, weight or 1.0) for step in (*first, *second) for value, weight in step]
     mean = sum(value * weight for value, weight in pairs) / sum(weight for _, weight in pairs)
-    assert on(after, finish) == pytest.approx([mean] * after, rel=1e-12)
+    assert ranks.run(after, finish) == pytest.approx([mean] * after, rel=1e-12)
 
 
 def test_where_ranks_are_averaged_the_mean_over_ranks_stays():
@@ -168,7 +154,7 @@ def test_new_ranks_get_own_random_states_with_one_warning(ranks, tmp_path):
             Accelerator(cpu=True).load_state(tmp_path / "a")
         return (random.random(), torch.rand(1).item()), [str(warning.message) for warning in caught]
 
-    (draws_0, said_0), (draws_1, said_1) = ranks.run(load)
+    (draws_0, said_0), (draws_1, said_1) = ranks.run(2, load)
     assert draws_0 == expected
     assert draws_1[0] != draws_0[0]
     assert draws_1[1] != draws_0[1]
@@ -200,7 +186,7 @@ def test_rank_that_cannot_begin_or_load_is_an_error_on_all(ranks, tmp_path):
             errors.append((error.typename, str(error.value)))
         return errors
 
-    mine, others = ranks.run(attempt)
+    mine, others = ranks.run(2, attempt)
     assert [kind for kind, _ in mine] == ["ValueError", "CheckpointError", "CheckpointError"]
     assert [kind for kind, _ in others] == ["CheckpointError", "CheckpointError", "KeyError"]
     assert others[0][1].startswith("rank 0 could not begin the checkpoint: ValueError: save_state() needs a folder")
@@ -228,7 +214,7 @@ def test_each_machine_may_have_its_own_copy(ranks, tmp_path):
         os.environ["LOCAL_RANK"], os.environ["LOCAL_WORLD_SIZE"] = str(rank), "2"
         return found[0], found[1]
 
-    assert list(ranks.run(on_two_machines)) == [(3.5, 3.5)] * 2
+    assert ranks.run(2, on_two_machines) == [(3.5, 3.5)] * 2
     for rank in (0, 1):
         assert {f"random_states_{rank}.pkl", f"window_{rank}.bin", "model.safetensors"} <= files(
             tmp_path / f"machine_{rank}"
