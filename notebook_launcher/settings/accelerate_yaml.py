@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.files import read_text, replace_file
 from notebook_launcher.settings.option_checks import CHOICES
-from notebook_launcher.wording import is_secret, one_line, type_of
+from notebook_launcher.wording import is_secret, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -255,13 +255,7 @@ def write(file: Path, options: Mapping[str, Any], *, num_processes: int, use_gpu
 
 
 def _given_or_default(path: str | os.PathLike[str] | None) -> Path:
-    if path is None:
-        return default_path()
-    if not isinstance(path, str | os.PathLike):
-        raise ConfigError(
-            f"path={path!r} is {type_of(path)}. Pass the path of a settings file, or None for Accelerate's."
-        )
-    return Path(path).expanduser()
+    return default_path() if path is None else Path(path).expanduser()
 
 
 def _text(file: Path) -> str:

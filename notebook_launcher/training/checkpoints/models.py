@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import safetensors
 import safetensors.torch
@@ -28,21 +28,13 @@ from notebook_launcher.wording import class_name, one_line, type_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-T = TypeVar("T")
-
-
 # --------------------------------------------------------------------------------------------------------------------
 # `save_model` and `load_model`: a model's weights as Hugging Face's libraries read them.
 
 
 WEIGHT_FILES = re.compile(r"(model|pytorch_model)(-\d{5}-of-\d{5})?\.(safetensors|bin)(\.index\.json)?")
 """Names of all files that a save of a model may consist of."""
-CANDIDATES = (
-    "model.safetensors",
-    "model.safetensors.index.json",
-    "pytorch_model.bin",
-    "pytorch_model.bin.index.json",
-)
+CANDIDATES = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 
 
 def save_model(
@@ -83,7 +75,7 @@ def save_model(
     plan = plan_files(state, max_size, safe=safe_serialization)
     if spread:  # Rank 0 plans, because another rank's part of a tensor may be empty, which hides that it is tied.
         plan = gather_outcomes("plan the files", lambda: plan)[0]
-    together = on_all_ranks if spread else _run_alone
+    together = on_all_ranks if spread else lambda _doing, step: step()
     stage = together("begin the files", lambda: folders.open_stage(target) if leads else None)
     try:
         steps = _writes(stage, state, plan, safe=safe_serialization)
@@ -93,10 +85,6 @@ def save_model(
         if stage is not None:
             shutil.rmtree(stage, ignore_errors=True)
         raise
-
-
-def _run_alone(_doing: str, step: Callable[[], T]) -> T:
-    return step()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

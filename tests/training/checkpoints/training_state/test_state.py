@@ -19,6 +19,8 @@ from tests.support.toy_checkpoints import Meter, Training
 pytestmark = pytest.mark.usefixtures("compiler_cache")
 
 MANIFEST = "checkpoint_manifest.json"
+FILES = ["model.safetensors", "optimizer.bin", "optimizer_1.bin", "scheduler.bin", "custom_checkpoint_0.pkl",
+         "random_states_0.pkl", "leaves.bin", "window_0.bin"]  # fmt: skip
 
 
 @pytest.mark.parametrize(("micro_batches", "safe"), [(0, True), (1, False), (3, True), (5, False)])
@@ -46,21 +48,8 @@ def test_save_state_changes_nothing(tmp_path):
     assert second.everything() == expected
 
 
-def test_files_have_accelerates_names(saved):
-    assert files(saved) == {
-        "model.safetensors",
-        "optimizer.bin",
-        "optimizer_1.bin",
-        "scheduler.bin",
-        "custom_checkpoint_0.pkl",
-        "random_states_0.pkl",
-        "leaves.bin",
-        "window_0.bin",
-        MANIFEST,
-    }
-
-
-def test_manifest_lists_objects_files_and_versions(saved):
+def test_files_have_accelerates_names_and_a_manifest_lists_them(saved):
+    assert files(saved) == {*FILES, MANIFEST}
     manifest = json.loads((saved / MANIFEST).read_text())
     assert manifest["format"] == 1
     assert manifest["num_processes"] == 1
@@ -68,7 +57,7 @@ def test_manifest_lists_objects_files_and_versions(saved):
         "models": 1, "leaves": 1, "optimizers": 2, "schedulers": 1, "dataloaders": 0, "custom_objects": 1,
     }  # fmt: skip
     assert manifest["versions"]["torch"] == torch.__version__
-    assert set(manifest["files"]) == files(saved) - {MANIFEST}
+    assert set(manifest["files"]) == set(FILES)
     assert all(record["bytes"] == (saved / name).stat().st_size for name, record in manifest["files"].items())
 
 
@@ -97,10 +86,6 @@ def refuse(training: Training, folder: Path, words: str, **options: Any) -> None
     assert training.everything() == expected
 
 
-FILES = ["model.safetensors", "optimizer.bin", "optimizer_1.bin", "scheduler.bin", "custom_checkpoint_0.pkl",
-         "random_states_0.pkl", "leaves.bin", "window_0.bin"]  # fmt: skip
-
-
 def test_file_that_is_missing_shorter_or_changed_is_named(saved):
     training = Training(2)
     for name in FILES:
@@ -115,16 +100,13 @@ def test_file_that_is_missing_shorter_or_changed_is_named(saved):
         (saved / name).write_bytes(content)
 
 
-def test_manifest_that_does_not_parse_is_refused(saved):
+def test_manifest_that_does_not_parse_or_is_newer_is_refused(saved):
+    training, manifest = Training(2), json.loads((saved / MANIFEST).read_text())
     for text in ("", "{", "[]", '{"format": 1}', '{"format": "x"}', "\xff\xfe"):
         (saved / MANIFEST).write_bytes(text.encode("latin1"))
-        refuse(Training(2), saved, f"{MANIFEST} is damaged")
-
-
-def test_newer_format_is_refused(saved):
-    manifest = json.loads((saved / MANIFEST).read_text())
+        refuse(training, saved, f"{MANIFEST} is damaged")
     (saved / MANIFEST).write_text(json.dumps({**manifest, "format": 4}))
-    refuse(Training(2), saved, "has format 4, and this version reads up to 3. .* install that version or a later one")
+    refuse(training, saved, "has format 4, and this version reads up to 3. .* install that version or a later one")
 
 
 @pytest.mark.parametrize(
