@@ -11,8 +11,6 @@ from notebook_launcher import Session, launch
 from notebook_launcher.gpu_check.checks import SECONDS_TO_REPORT, Check, Hardware, reduce, where
 from notebook_launcher.machine.memory import SHARED_MEMORY
 
-__all__ = ["CHECKS"]
-
 SHORT_LIMIT = 3.0
 """Seconds that a collective may take before torch ends it."""
 SHORT_HEARTBEAT = 10

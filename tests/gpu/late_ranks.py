@@ -11,8 +11,6 @@ from typing import Any
 from notebook_launcher import launch
 from notebook_launcher.gpu_check.checks import Check, Hardware, make_batches, make_toy_model, mean_loss
 
-__all__ = ["CHECKS"]
-
 LAG = 0.05
 """Seconds by which rank 1 comes later to each update."""
 NUM_UPDATES = 12

@@ -18,8 +18,6 @@ from notebook_launcher.wording import plural
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["CHECKS"]
-
 LOOK = """
 import json, torch
 from tests.gpu.launches import bare, uuid_in_torch

@@ -23,8 +23,6 @@ from notebook_launcher.gpu_check.checks import (
 from notebook_launcher.machine import devices as machine_devices
 from tests.gpu.launches import bare, uuid_in_torch
 
-__all__ = ["CHECKS"]
-
 DTYPES = ("float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool", "complex64",
           "complex128")  # fmt: skip
 HOOKS = ("fp16", "bf16", "power_sgd", "batched_power_sgd")

@@ -22,8 +22,6 @@ from notebook_launcher.gpu_check.checks import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["CHECKS"]
-
 WIDE = {"cpu": 512, "cuda": 4096}
 TIMED_UPDATES = {"cpu": 20, "cuda": 30}
 """On a GPU so much that it computes for some tenths of a second: 10 % of less would be noise."""

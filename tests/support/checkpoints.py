@@ -1,13 +1,27 @@
-"""Comparisons for tests of checkpoints: the weights of two models, and the files of a folder."""
+"""For tests of checkpoints: the weights of two models compared, the files of a folder, and a disk that is full."""
 
 from __future__ import annotations
 
+import contextlib
+import resource
 from typing import TYPE_CHECKING
 
 import torch
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
+
+
+@contextlib.contextmanager
+def small_files(limit: int = 4096) -> Iterator[None]:
+    """Let no file grow beyond so many bytes, as on a full disk; pytest's own output may be a file that is larger."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def same(one: torch.nn.Module, other: torch.nn.Module) -> bool:

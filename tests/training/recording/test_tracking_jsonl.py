@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import resource
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,7 @@ import pytest
 import torch
 
 from notebook_launcher.training.recording.tracker_classes import JSONLinesTracker, plain
+from tests.support.checkpoints import small_files
 from tests.support.toy_trackers import lines_of
 
 if TYPE_CHECKING:
@@ -85,13 +85,8 @@ def test_later_run_appends_to_whole_lines(tmp_path: Path, left: bytes, kept: lis
 def test_line_without_room_is_an_error_and_cut_off_later(tmp_path: Path) -> None:
     tracker = JSONLinesTracker("run", tmp_path)
     tracker.start()
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
-    try:
-        with pytest.raises(OSError, match=r"no room for a whole line: .*metrics\.jsonl"):
-            tracker.log({"text": "x" * 200})
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    with small_files(100), pytest.raises(OSError, match=r"no room for a whole line: .*metrics\.jsonl"):
+        tracker.log({"text": "x" * 200})
     tracker.finish()
     tracker.start()
     tracker.finish()

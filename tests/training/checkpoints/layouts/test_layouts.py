@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import pickle
-import resource
 import shutil
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from notebook_launcher.training.checkpoints import CheckpointError, load_model
 from notebook_launcher.training.checkpoints.shard_reader import ShardReader
 from notebook_launcher.training.plugins import GradientAccumulationPlugin, ProjectConfiguration
 from notebook_launcher.training.random import set_seed
+from tests.support.checkpoints import small_files
 from tests.support.toy_training import sessions_fixture, shards_on_cpus
 
 if TYPE_CHECKING:
@@ -341,16 +342,11 @@ def test_a_full_disk_of_a_rank_leaves_the_earlier_checkpoint_whole(ranks, tmp_pa
         training.accelerator.save_state(tmp_path / "a", state_dict_type=layout)
         expected = training.state()
         training.train(1)
-        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-        if training.accelerator.process_index == failing:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
-        try:
+        fills = training.accelerator.process_index == failing
+        with small_files(1000) if fills else contextlib.nullcontext(), pytest.raises(Exception) as error:
             training.accelerator.save_state(tmp_path / "a", state_dict_type=layout)
-        except (OSError, RuntimeError, CheckpointError) as error:
-            said = f"{type(error).__name__}: {error}"
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         training.accelerator.load_state(tmp_path / "a")
-        return said, training.state() == expected
+        return f"{error.typename}: {error.value}", training.state() == expected
 
     outcomes = ranks.run(2, fill_the_disk)
     assert all(whole for _, whole in outcomes)
