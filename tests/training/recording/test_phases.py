@@ -191,7 +191,7 @@ def test_reported_number_of_steps_tells_what_part_of_the_run_is_done() -> None:
     assert 0 < (share_done(run.snapshot()) or 0) <= 0.5
 
 
-def test_prepared_loader_reports_its_progress() -> None:
+def test_prepared_loader_reports_its_progress(ranks: Sessions) -> None:
     def train() -> None:
         import torch
         from torch.utils.data import DataLoader, TensorDataset
@@ -209,7 +209,7 @@ def test_prepared_loader_reports_its_progress() -> None:
                 optimizer.step()
                 optimizer.zero_grad()
 
-    run = launch(train, 2, output="none")
+    run = ranks[2].launch(train)
     run.result()
     assert [(rank.done, rank.total) for rank in run.ranks] == [(3, 3), (3, 3)]
     for told in run.phases.values():
@@ -218,7 +218,9 @@ def test_prepared_loader_reports_its_progress() -> None:
 
 
 @pytest.mark.parametrize(("around", "num_syncs"), [("backward", 4), ("both", 2)])
-def test_loop_without_windows_counts_the_backwards_that_waited_for_the_ranks(around: str, num_syncs: int) -> None:
+def test_loop_without_windows_counts_the_backwards_that_waited_for_the_ranks(
+    ranks: Sessions, around: str, num_syncs: int
+) -> None:
     def train() -> None:
         import contextlib
 
@@ -236,7 +238,7 @@ def test_loop_without_windows_counts_the_backwards_that_waited_for_the_ranks(aro
                     with no_sync(model) if around == "backward" else contextlib.nullcontext():
                         accelerator.backward(loss)
 
-    run = launch(train, 2, output="none")
+    run = ranks[2].launch(train)
     run.result()
     for told in run.phases.values():
         assert told.counts["sync"] == num_syncs
