@@ -13,9 +13,9 @@ import pytest
 
 from notebook_launcher.gpu_check.check_program import count_gpus, main, run_one
 from notebook_launcher.gpu_check.checks import Check, Hardware
-from tests.gpu import endings, late_ranks, launches, several_ranks, trainings
+from tests.gpu import late_ranks, launches, several_ranks, trainings
 
-CHECKS = (*launches.CHECKS, *trainings.CHECKS, *several_ranks.CHECKS, *late_ranks.CHECKS, *endings.CHECKS)
+CHECKS = (*launches.CHECKS, *trainings.CHECKS, *several_ranks.CHECKS, *late_ranks.CHECKS)
 HOW = os.environ.get("GPU_TESTS")
 
 
