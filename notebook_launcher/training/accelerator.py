@@ -1005,19 +1005,12 @@ class Accelerator:
         """Return what is prepared at this moment."""
         prepared = self._prepared
         return StatefulObjects(
+            prepared=prepared,
             models=[unwrapping.unwrap_model(model, keep_torch_compile=False) for model in prepared.models],
-            leaves=prepared.leaves,
-            optimizers=list(prepared.optimizers),
-            schedulers=list(prepared.schedulers),
-            dataloaders=list(prepared.loaders),
-            custom_objects=list(prepared.custom_objects),
             scaler=self._updates.scaling.update(),
             gradient_state=self.gradient_state,
             safepoint=self._safepoint,
-            save_hooks=list(prepared.save_hooks.values()),
-            load_hooks=list(prepared.load_hooks.values()),
-            nominal_divisor=self._rules.nominal_divisor,
-            loaders_resume=self._rules.loaders_resume,
+            rules=self._rules,
         )
 
     # Parts that `compat` replaces.

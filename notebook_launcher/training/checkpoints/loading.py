@@ -73,8 +73,9 @@ def load_state(
     )
     on_all_ranks("verify the checkpoint", lambda: reader.verify(writers))
     on_all_ranks("read the checkpoint", reader.read)
-    if stateful.load_hooks:  # Hooks may remove models from the list: only the files of those that are left are read.
-        on_all_ranks("run the hooks", lambda: [hook(reader.models, str(folder)) for hook in stateful.load_hooks])
+    if hooks := list(stateful.prepared.load_hooks.values()):
+        # Hooks may remove models from the list: only the files of those that are left are read.
+        on_all_ranks("run the hooks", lambda: [hook(reader.models, str(folder)) for hook in hooks])
     on_all_ranks("read the models", lambda: reader.read_models(strict=strict))
     # After the models, whose shapes explain better why a window's gradients do not fit.
     on_all_ranks("read the window", reader.read_window)
@@ -165,7 +166,7 @@ class Reader:
         """Read all files, except for the models, the window and what is sharded."""
         stateful = self.stateful
         self._check_counts()
-        for at, optimizer in enumerate(stateful.optimizers):
+        for at, optimizer in enumerate(stateful.prepared.optimizers):
             # Where parameters are spread, with tensors that stay in the file until used.
             spread = any(is_spread(parameter) for parameter in parameters_of(optimizer))
             options = {"mmap": True} if spread and str(self._device) == "cpu" else {}
@@ -174,10 +175,10 @@ class Reader:
             _check_groups(self.folder / name, optimizer, self._optimizers[-1])
         self._read_rng()
         self._read_leaves()
-        for at, scheduler in enumerate(stateful.schedulers):
+        for at, scheduler in enumerate(stateful.prepared.schedulers):
             self._read_state(folders.numbered("scheduler", at), scheduler)
         self._read_loaders()
-        for at, obj in enumerate(stateful.custom_objects):
+        for at, obj in enumerate(stateful.prepared.custom_objects):
             self._read_state(folders.CUSTOM_OBJECT.format(at), obj)
         if stateful.scaler is not None and folders.SCALER in self._files:
             self._others.append((stateful.scaler, self._load(folders.SCALER)))
@@ -201,7 +202,7 @@ class Reader:
 
     def read_optimizer_shards(self) -> None:
         """Give each optimizer's state this rank's parts of the tensors that it refers to."""
-        for at, optimizer in enumerate(self.stateful.optimizers):
+        for at, optimizer in enumerate(self.stateful.prepared.optimizers):
             state = self._optimizers[at]
             names = saving.tensor_names(state)
             if not names:
@@ -226,15 +227,15 @@ class Reader:
             else:
                 model.load_state_dict(sharded.share_out(tensors, model.state_dict()), **load_model_kwargs)
         with torch.no_grad():
-            for leaf, tensor in zip(stateful.leaves, self._leaves, strict=True):
+            for leaf, tensor in zip(stateful.prepared.leaves, self._leaves, strict=True):
                 leaf.copy_(tensor)
-        for optimizer, state in zip(stateful.optimizers, self._optimizers, strict=True):
+        for optimizer, state in zip(stateful.prepared.optimizers, self._optimizers, strict=True):
             optimizer.load_state_dict(with_counters_on_cpu(state))
         for obj, state in self._others:
             obj.load_state_dict(state)
-        for loader in stateful.dataloaders:
-            if not loader.use_stateful_dataloader and (loader.was_evaluation or not stateful.loaders_resume):
-                loader.restart_epoch(draws_on=stateful.loaders_resume)
+        for loader in stateful.prepared.loaders:
+            if not loader.use_stateful_dataloader and (loader.was_evaluation or not stateful.rules.loaders_resume):
+                loader.restart_epoch(draws_on=stateful.rules.loaders_resume)
         saving.restore_window(stateful, self._window)
         if stateful.safepoint is not None:
             stateful.safepoint.continue_after(self._num_updates)
@@ -251,11 +252,10 @@ class Reader:
 
     def _check_counts(self) -> None:
         saved = folders.count_objects(self._files) if self._manifest is None else self._manifest.objects
+        hooks_load = self._manifest is None and bool(self.stateful.prepared.load_hooks)
         for kind, number in self.stateful.counts.items():
-            if kind == "dataloaders" or (kind == "models" and self._manifest is None and self.stateful.load_hooks):
-                continue
             there = saved.get(kind, number)
-            if there != number:
+            if there != number and kind != "dataloaders" and not (kind == "models" and hooks_load):
                 verb = "registered" if kind == "custom_objects" else "prepared"
                 raise CheckpointError(
                     f"{self.folder} holds {there} {kind.replace('_', ' ')}, and {number} are {verb} here; nothing was "
@@ -264,9 +264,9 @@ class Reader:
                 )
 
     def _read_leaves(self) -> None:
-        if self.stateful.leaves:
+        if self.stateful.prepared.leaves:
             self._leaves = self._load(folders.LEAVES)
-        for at, (mine, theirs) in enumerate(zip(self.stateful.leaves, self._leaves, strict=True)):
+        for at, (mine, theirs) in enumerate(zip(self.stateful.prepared.leaves, self._leaves, strict=True)):
             if mine.shape != theirs.shape:
                 raise CheckpointError(
                     f"{self.folder / folders.LEAVES}: leaf tensor {at} has shape {tuple(theirs.shape)} in the file, "
@@ -277,7 +277,7 @@ class Reader:
     def _read_loaders(self) -> None:
         if self._manifest is None:
             return
-        loaders, saved = self.stateful.dataloaders, self._manifest.objects.get("dataloaders", 0)
+        loaders, saved = self.stateful.prepared.loaders, self._manifest.objects.get("dataloaders", 0)
         if saved == len(loaders):
             self._others += [
                 (loader, self._load(folders.numbered("dataloader", at))) for at, loader in enumerate(loaders)
@@ -326,7 +326,7 @@ class Reader:
                 )
         self._window = windows[0]
         if saved != self._num_processes:
-            divides = self.stateful.nominal_divisor
+            divides = self.stateful.rules.nominal_divisor
             self._window = saving.merge_windows(windows, num_processes=self._num_processes, nominal_divisor=divides)
 
     def _read_rng(self) -> None:

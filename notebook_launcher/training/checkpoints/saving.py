@@ -25,11 +25,13 @@ from notebook_launcher.training.user_warnings import warn_user
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from notebook_launcher.training.accumulation.windows import GradientState
     from notebook_launcher.training.checkpoints.folders import FileDigest
-    from notebook_launcher.training.plugins import ProjectConfiguration
+    from notebook_launcher.training.plugins import ProjectConfiguration, Rules
+    from notebook_launcher.training.preparation import Prepared
     from notebook_launcher.training.process.process_state import ProcessState
     from notebook_launcher.training.rank_check.check import RankCheck
     from notebook_launcher.training.requests import Safepoint
@@ -151,19 +153,19 @@ class CheckpointWriter:
         """
         stateful = self.stateful
         self.weights = [model.state_dict() for model in stateful.models]
-        self.optimizers = [optimizer.state_dict() for optimizer in stateful.optimizers]
+        self.optimizers = [optimizer.state_dict() for optimizer in stateful.prepared.optimizers]
         states: dict[str, Any] = {}
-        for at, loader in enumerate(stateful.dataloaders):
+        for at, loader in enumerate(stateful.prepared.loaders):
             states[folders.numbered("dataloader", at)] = gather_tree(loader.state_dict(), keep=self.leads)
-        if stateful.leaves:
-            states[folders.LEAVES] = [leaf.detach() for leaf in stateful.leaves]
+        if stateful.prepared.leaves:
+            states[folders.LEAVES] = [leaf.detach() for leaf in stateful.prepared.leaves]
         if stateful.scaler is not None:
             states[folders.SCALER] = stateful.scaler.state_dict()
         self.objects = states if self.leads else {}
         self.window = capture_window(stateful)
-        for at, scheduler in enumerate(stateful.schedulers):
+        for at, scheduler in enumerate(stateful.prepared.schedulers):
             self._states[folders.numbered("scheduler", at)] = scheduler.state_dict()
-        for at, obj in enumerate(stateful.custom_objects):
+        for at, obj in enumerate(stateful.prepared.custom_objects):
             self._states[folders.CUSTOM_OBJECT.format(at)] = obj.state_dict()
         if self.num_processes == 1:
             return {}
@@ -183,7 +185,7 @@ class CheckpointWriter:
     def run_hooks(self) -> list[tuple[int | None, list[str]]]:
         """Let hooks write files and remove weights; return number and names of the weights that are left."""
         self.collected = list(self.weights)
-        for hook in self.stateful.save_hooks:
+        for hook in list(self.stateful.prepared.save_hooks.values()):
             hook(list(self.stateful.models), self.weights, str(self.stage))
         numbers = [next((at for at, mine in enumerate(self.collected) if mine is left), None) for left in self.weights]
         for number, left in zip(numbers, self.weights, strict=True):
@@ -223,7 +225,7 @@ class CheckpointWriter:
     def _write_optimizer(self, at: int, names: dict[int, str]) -> None:
         state = self.optimizers[at]
         if self.sharded:
-            state, tensors = split_state(self.stateful.optimizers[at], state, names)
+            state, tensors = split_state(self.stateful.prepared.optimizers[at], state, names)
             if tensors:
                 self._write_shards(folders.OPTIMIZER_SHARDS.format(at), "optimizer", tensors)
         whole, name = gather_tree(state, keep=self.leads), folders.numbered("optimizer", at)
@@ -313,41 +315,35 @@ def _earlier(target: Path, before: set[str]) -> set[str]:
 class StatefulObjects:
     """The objects, in the order in which they were prepared or registered."""
 
+    prepared: Prepared
     models: list[torch.nn.Module]
     """The models without the wrappers of `prepare`, so that weights have the models' own names."""
-    leaves: list[torch.Tensor]
-    optimizers: list[Any]
-    schedulers: list[Any]
-    dataloaders: list[Any]
-    custom_objects: list[Any]
-    """Objects that `register_for_checkpointing` was given."""
     scaler: Any
     """The gradient scaler of fp16; None in other precisions."""
-    gradient_state: Any
-    """The `GradientState` with the open windows."""
+    gradient_state: GradientState
+    """Holds the open windows."""
     safepoint: Safepoint | None
     """Counts the updates; None outside of a launch."""
-    save_hooks: list[Callable[..., Any]]
-    """Called with models, weights and folder before models are saved."""
-    load_hooks: list[Callable[..., Any]]
-    """Called with models and folder before models are loaded."""
-    nominal_divisor: bool
-    """True if gradients are averaged over ranks, and not over what the window held."""
-    loaders_resume: bool
-    """True if loaders continue where they were saved."""
+    rules: Rules
 
     @property
     def counts(self) -> dict[str, int]:
         """Number of objects of each kind."""
-        kinds = ("models", "leaves", "optimizers", "schedulers", "dataloaders", "custom_objects")
-        return {kind: len(getattr(self, kind)) for kind in kinds}
+        return {
+            "models": len(self.models),
+            "leaves": len(self.prepared.leaves),
+            "optimizers": len(self.prepared.optimizers),
+            "schedulers": len(self.prepared.schedulers),
+            "dataloaders": len(self.prepared.loaders),
+            "custom_objects": len(self.prepared.custom_objects),
+        }
 
     def parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield everything that may have a gradient, with a name that is the same in every run."""
         for index, model in enumerate(self.models):
             for name, parameter in model.named_parameters():
                 yield f"{index}.{name}", parameter
-        for index, leaf in enumerate(self.leaves):
+        for index, leaf in enumerate(self.prepared.leaves):
             yield f"leaf.{index}", leaf
 
 
@@ -365,7 +361,7 @@ STORED = "stored_as"
 
 def parameter_names(stateful: StatefulObjects) -> dict[int, str]:
     """Return the name of each parameter by its `id`; with one model, they are the model's own names."""
-    alone = len(stateful.models) == 1 and not stateful.leaves
+    alone = len(stateful.models) == 1 and not stateful.prepared.leaves
     return {id(tensor): name.partition(".")[2] if alone else name for name, tensor in stateful.parameters()}
 
 
