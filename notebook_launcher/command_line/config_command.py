@@ -62,14 +62,14 @@ def _ask(config: LaunchConfig, name: str) -> LaunchConfig:
 
     now, question = getattr(config, name), ": ".join([LABELS[name], *filter(None, [HINTS.get(name)])])
     if isinstance(now, bool):
-        chosen = ask_choice(question, YES_OR_NO, YES_OR_NO[now])
-        return dataclasses.replace(config, **{name: chosen == "yes"})
+        value: Any = ask_choice(question, YES_OR_NO, YES_OR_NO[now]) == "yes"
+        return dataclasses.replace(config, **{name: value})
     if name in CHOICES:
         choices = CHOICES[name]
         shown: Any = choices.none if now is None else now
         chosen = ask_choice(question, _menu(name), shown)
         # Enter changes nothing, also where a word and None mean the same.
-        value: Any = now if chosen == shown else chosen if chosen in choices.words else None
+        value = now if chosen == shown else chosen if chosen in choices.words else None
         return dataclasses.replace(config, **{name: value})
 
     def read(text: str) -> LaunchConfig:
