@@ -7,7 +7,6 @@ with the peers' gradients. Keys in a store pair with nothing.
 from __future__ import annotations
 
 import contextlib
-import enum
 import gc
 import math
 import os
@@ -158,14 +157,8 @@ def find_ahead(ranks: Iterable[int]) -> dict[int, str]:
 PATIENCE = timedelta(days=30)
 
 
-class AttemptOutcome(enum.Enum):
-    """The end of one process' attempt."""
-
-    DONE = b"done"
-    GAVE_UP = b"gave up"
-    RELEASED = b"released"
-    """It failed because another rank had given up."""
-    FAILED = b"failed"
+DONE, GAVE_UP, RELEASED, FAILED = b"done", b"gave up", b"released", b"failed"
+"""Ends of one process' attempt. It is released if it failed because another rank had given up."""
 
 
 class Peers:
@@ -187,24 +180,24 @@ class Peers:
         The error is that of this process' attempt, None if it succeeded; `gives_up(error)` if it asks for another one.
         """
         mine = self._outcome(error, gives_up)
-        if mine is AttemptOutcome.GAVE_UP:
+        if mine == GAVE_UP:
             # Before it leaves: a process that gets an error from that must find the reason.
             self._store.set(f"{self._number}/given up", "")
-        if mine is AttemptOutcome.FAILED:
+        if mine == FAILED:
             # The error of a store that has ended with the others must not hide this error.
             with contextlib.suppress(RuntimeError):
-                self._store.set(self._key(self._rank), mine.value)
+                self._store.set(self._key(self._rank), mine)
             return False
-        self._store.set(self._key(self._rank), mine.value)
-        if mine is not AttemptOutcome.DONE:
+        self._store.set(self._key(self._rank), mine)
+        if mine != DONE:
             clear_variables(error)
             _leave_group()
         keys = [self._key(rank) for rank in range(self._num_processes)]
         self._store.wait(keys, PATIENCE)
-        outcomes = [AttemptOutcome(self._store.get(key)) for key in keys]
-        if AttemptOutcome.FAILED in outcomes or AttemptOutcome.GAVE_UP not in outcomes:
+        outcomes = [self._store.get(key) for key in keys]
+        if FAILED in outcomes or GAVE_UP not in outcomes:
             return False
-        if mine is AttemptOutcome.DONE:
+        if mine == DONE:
             _leave_group()
         self._number += 1
         dist.init_process_group(
@@ -216,14 +209,14 @@ class Peers:
         )
         return True
 
-    def _outcome(self, error: BaseException | None, gives_up: Callable[[BaseException], bool]) -> AttemptOutcome:
+    def _outcome(self, error: BaseException | None, gives_up: Callable[[BaseException], bool]) -> bytes:
         if error is None:
-            return AttemptOutcome.DONE
+            return DONE
         if gives_up(error):
-            return AttemptOutcome.GAVE_UP
+            return GAVE_UP
         if isinstance(error, Exception) and self._store.check([f"{self._number}/given up"]):
-            return AttemptOutcome.RELEASED
-        return AttemptOutcome.FAILED
+            return RELEASED
+        return FAILED
 
     def _key(self, rank: int) -> str:
         return f"{self._number}/rank {rank}"
