@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime as dt
 import os
 import pickle
@@ -16,7 +15,8 @@ from notebook_launcher.files import check_plain
 from notebook_launcher.training.checkpoints.folders import ADVICE, CheckpointError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
+    from contextlib import AbstractContextManager
 
 PLAIN = (dt.date, dt.datetime, dt.time, dt.timedelta, dt.timezone, frozenset, range, slice)
 """Types beside torch's own list whose construction runs no code; NumPy's are added if NumPy is imported."""
@@ -75,13 +75,10 @@ def load(f: Any, map_location: Any = None, **kwargs: Any) -> Any:
 
 
 def unsafe_types(path: Path) -> list[str]:
-    """Return the names of the types in a file that `read_object` refuses; none if torch cannot list them."""
-    look = getattr(torch.serialization, "get_unsafe_globals_in_checkpoint", None)  # since torch 2.6
-    if look is None:
-        return []
+    """Return the names of the types in a file that `read_object` refuses; none if the file is damaged."""
     with _plain_types():
         try:
-            return sorted(look(path))
+            return sorted(torch.serialization.get_unsafe_globals_in_checkpoint(path))
         except Exception:  # a damaged file fails in any way
             return []
 
@@ -100,19 +97,10 @@ def check_custom_objects(objects: Iterable[Any]) -> None:
         )
 
 
-@contextlib.contextmanager
-def _plain_types() -> Iterator[None]:
-    """Allow `torch.load` to read the plain types inside this block."""
+def _plain_types() -> AbstractContextManager[Any]:
+    """Allow `torch.load` to read the plain types inside a block; what the user has allowed stays allowed after it."""
     known = torch.serialization.get_safe_globals()
-    added = [kind for kind in (*PLAIN, *_numpy_types()) if kind not in known]
-    torch.serialization.add_safe_globals(added)
-    try:
-        yield
-    finally:
-        # What torch itself has added meanwhile stays: it does so once, when a module is imported.
-        kept = [kind for kind in torch.serialization.get_safe_globals() if kind not in added]
-        torch.serialization.clear_safe_globals()
-        torch.serialization.add_safe_globals(kept)
+    return torch.serialization.safe_globals([kind for kind in (*PLAIN, *_numpy_types()) if kind not in known])
 
 
 def _numpy_types() -> list[Any]:
