@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import inspect
 import math
@@ -20,9 +19,7 @@ if TYPE_CHECKING:
 
 
 def check_setup(setup: object) -> None:
-    """Check code that ranks run before the function: text that compiles, or a function without arguments."""
-    if isinstance(setup, str):
-        _check_text(setup)
+    """Check code that ranks run before the function: text, or a function that runs when it is called."""
     if setup is None or isinstance(setup, str):
         return
     if not callable(setup):
@@ -30,33 +27,11 @@ def check_setup(setup: object) -> None:
             f"setup={describe_value(setup)} is {type_of(setup)}. Pass a function without arguments, or text of code.",
             field="setup",
         )
-    name = name_of(setup)
     if inspect.iscoroutinefunction(setup) or inspect.isgeneratorfunction(setup) or inspect.isasyncgenfunction(setup):
         kind = "a generator function" if inspect.isgeneratorfunction(setup) else "an async function"
-        raise ConfigError(f"setup={name} is {kind}, so calling it runs nothing. Write a plain def.", field="setup")
-    try:
-        inspect.signature(setup).bind()
-    except TypeError as error:
         raise ConfigError(
-            f"setup={name} cannot be called without arguments: {error}. Write setup=lambda: {name}(...).", field="setup"
-        ) from None
-    except ValueError:  # Some functions written in C have no signature.
-        pass
-
-
-def _check_text(code: str) -> None:
-    words = code.strip()
-    if words.endswith(".py") and len(words.split()) == 1:
-        raise ConfigError(
-            f"setup={code!r} is text of code, not the path of a file. Write setup=Path({words!r}).read_text().",
-            field="setup",
+            f"setup={name_of(setup)} is {kind}, so calling it runs nothing. Write a plain def.", field="setup"
         )
-    try:
-        ast.parse(code)
-    except (SyntaxError, ValueError) as error:
-        line = getattr(error, "lineno", None)
-        place = f", line {line}: {(code.splitlines() or [''])[line - 1].strip()!r}" if line else ""
-        raise ConfigError(f"the code of setup= is no Python: {error.args[0]}{place}.", field="setup") from None
 
 
 def check_whole_number(name: str, value: object, *, minimum: int, maximum: int | None = None) -> int:
