@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -52,7 +53,12 @@ class Sessions:
         """Run a function on so many ranks; a single one is this process."""
         if num_processes == 1 and 1 not in self._opened:
             return [function(*args)]
-        return list(self._opened[num_processes].run(function, args=args))
+        session = self._opened[num_processes]
+        try:
+            return list(session.run(function, args=args))
+        except Exception:
+            session.run(gc.collect)  # The sockets of the group that failed close once its frames are collected.
+            raise
 
 
 @contextlib.contextmanager
