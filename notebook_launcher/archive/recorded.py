@@ -85,6 +85,11 @@ class FolderReader(RunReader):
         return dict(self.snapshot().phases)
 
     @property
+    def notes(self) -> str:
+        """Notes that `edit` has written; empty if there are none."""
+        return str(read_edits(self._folder).get("notes", ""))
+
+    @property
     def metrics(self) -> RunMetrics:
         """Metrics that the ranks have reported, in the order of arrival; if there are very many, not all of them."""
         return RunMetrics(self.metrics_since(0)[0])
@@ -165,11 +170,6 @@ class RecordedRun(FolderReader):
         """Tags of the run: as edited, else as launched."""
         tags = read_edits(self._folder).get("tags", self.listed().config.get("tags"))
         return tuple(map(str, tags)) if isinstance(tags, list) else ()
-
-    @property
-    def notes(self) -> str:
-        """Notes that `edit` has written; empty if there are none."""
-        return str(read_edits(self._folder).get("notes", ""))
 
     @property
     def source(self) -> str:

@@ -108,11 +108,6 @@ class AttachedRun(FolderReader):
         return self._recorded.tags
 
     @property
-    def notes(self) -> str:
-        """Notes that `edit` has written; empty if there are none."""
-        return self._recorded.notes
-
-    @property
     def config(self) -> LaunchConfig:
         """The options as given."""
         answer: LaunchConfig = self._ask("config")
