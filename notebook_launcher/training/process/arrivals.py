@@ -157,7 +157,7 @@ def find_ahead(ranks: Iterable[int]) -> dict[int, str]:
 PATIENCE = timedelta(days=30)
 
 
-DONE, GAVE_UP, RELEASED, FAILED = b"done", b"gave up", b"released", b"failed"
+DONE, GAVE_UP, RELEASED, FAILED = "done", "gave up", "released", "failed"
 """Ends of one process' attempt. It is released if it failed because another rank had given up."""
 
 
@@ -194,7 +194,7 @@ class Peers:
             _leave_group()
         keys = [self._key(rank) for rank in range(self._num_processes)]
         self._store.wait(keys, PATIENCE)
-        outcomes = [self._store.get(key) for key in keys]
+        outcomes = [self._store.get(key).decode() for key in keys]
         if FAILED in outcomes or GAVE_UP not in outcomes:
             return False
         if mine == DONE:
@@ -209,7 +209,7 @@ class Peers:
         )
         return True
 
-    def _outcome(self, error: BaseException | None, gives_up: Callable[[BaseException], bool]) -> bytes:
+    def _outcome(self, error: BaseException | None, gives_up: Callable[[BaseException], bool]) -> str:
         if error is None:
             return DONE
         if gives_up(error):
