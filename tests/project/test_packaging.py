@@ -21,17 +21,8 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = {"notebook_launcher": ROOT / "notebook_launcher", "notebook_launcher.widgets": ROOT / "widgets"}
 
 LEFT_OUT = shutil.ignore_patterns(
-    ".git",
-    ".venv",
-    ".cache",
-    "__pycache__",
-    "*.egg-info",
-    "build",
-    "dist",
-    "_build",
-    ".*_cache",
-    ".hypothesis",
-    "*_logs",
+    *(".git", ".venv", ".cache", "__pycache__", "*.egg-info", "build", "dist", "_build"),
+    *(".*_cache", ".hypothesis", "*_logs"),
 )
 """Files of a used checkout that belong to no release, as in .gitignore."""
 
@@ -97,18 +88,13 @@ def test_wheel_holds_every_file_and_no_more(wheel):
     assert held == expected
 
 
-@pytest.mark.parametrize("folder", ["benchmarks", "docs", "notebooks", "tests"])
-def test_sdist_holds_every_file_of_a_folder(sdist, folder):
-    expected = {path.relative_to(ROOT) for path in (ROOT / folder).rglob("*") if path.is_file()}
-    expected = {path for path in expected if not LEFT_OUT("", path.parts)}
-    assert expected - {path.relative_to(sdist) for path in sdist.rglob("*")} == set()
-
-
-@pytest.mark.parametrize(
-    "file", ["CHANGELOG.md", "LICENSE", "Makefile", "README.md", "constraints.txt", "constraints-tests.txt"]
-)
-def test_sdist_holds_what_a_developer_needs(sdist, file):
-    assert (sdist / file).is_file()
+def test_sdist_holds_every_file_of_the_folders_and_what_a_developer_needs(sdist):
+    held = {path.relative_to(sdist) for path in sdist.rglob("*")}
+    for folder in ("benchmarks", "docs", "notebooks", "tests"):
+        expected = {path.relative_to(ROOT) for path in (ROOT / folder).rglob("*") if path.is_file()}
+        assert {path for path in expected if not LEFT_OUT("", path.parts)} - held == set()
+    needed = ("CHANGELOG.md", "LICENSE", "Makefile", "README.md", "constraints.txt", "constraints-tests.txt")
+    assert set(map(Path, needed)) - held == set()
 
 
 def test_version_of_the_wheel_is_that_of_the_package(wheel):
@@ -117,17 +103,13 @@ def test_version_of_the_wheel_is_that_of_the_package(wheel):
     assert f"\nVersion: {notebook_launcher.__version__}\n" in text
 
 
-def test_installed_wheel_contains_widgets(wheel, tmp_path):
-    zipfile.ZipFile(wheel).extractall(tmp_path)
-    assert _where_the_widgets_are(tmp_path) == tmp_path / "notebook_launcher/widgets/__init__.py"
-
-
 def test_uninstalled_checkout_finds_widgets():
     assert _where_the_widgets_are(ROOT) == ROOT / "widgets/__init__.py"
 
 
-def test_installed_package_ignores_foreign_widgets_folder(wheel, tmp_path):
+def test_installed_package_has_its_widgets_and_ignores_a_foreign_folder_of_that_name(wheel, tmp_path):
     zipfile.ZipFile(wheel).extractall(tmp_path)
+    assert _where_the_widgets_are(tmp_path) == tmp_path / "notebook_launcher/widgets/__init__.py"
     (tmp_path / "widgets").mkdir()
     (tmp_path / "widgets/__init__.py").touch()
     assert _where_the_widgets_are(tmp_path) == tmp_path / "notebook_launcher/widgets/__init__.py"
