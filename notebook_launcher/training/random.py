@@ -145,12 +145,7 @@ def restore_rng_states(states: Mapping[str, Any]) -> None:
 
 
 def derive_rng_states(states: Mapping[str, Any], process_index: int) -> dict[str, Any]:
-    """Return states for a rank whose states were not saved: a function of another rank's states and this rank's number.
-
-    Args:
-        states: Result of `capture_rng_states` on another rank.
-        process_index: The rank that they are for; different ranks get different states.
-    """
+    """Return states for a rank whose own were not saved, from those of another rank and this rank's number."""
     seed = _derived_seed(states["torch_manual_seed"], process_index)
     before = capture_rng_states()
     try:

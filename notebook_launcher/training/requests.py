@@ -83,10 +83,8 @@ class Safepoint:
     def connect(self, steering: Steering, save: Callable[[int], Any]) -> None:
         """Set the objects that carry requests out. Both are held weakly, because they hold models.
 
-        Args:
-            steering: The settings.
-            save: A bound method that saves a checkpoint after the update with this number, and returns its folder; or
-                an empty text if it is saved, and named, later.
+        `save` is a bound method that saves a checkpoint after the update with this number, and returns its folder; or
+        an empty text if it is saved, and named, later.
         """
         self._steering, self._save_update = weakref.ref(steering), weakref.WeakMethod(save)
 

@@ -26,20 +26,7 @@ def join_uneven_inputs(
     num_processes: int,
     num_steps: int,
 ) -> Iterator[None]:
-    """Let ranks with more batches continue after others have run out; see `Accelerator.join_uneven_inputs`.
-
-    Args:
-        joinables: Models that `prepare` returned.
-        loaders: The prepared loaders.
-        even_batches: Overrides the loaders' `even_batches`; None: `default`.
-        default: The Accelerator's `even_batches`.
-        num_processes: Ranks that train together.
-        num_steps: Micro-batches of a window.
-
-    Raises:
-        TypeError: `even_batches` is not True, False or None.
-        ValueError: Ranks would run out inside a window of several micro-batches.
-    """
+    """Let ranks with more batches continue after others have run out; see `Accelerator.join_uneven_inputs`."""
     even = default if even_batches is None else even_batches
     check_switch("even_batches", even_batches, or_none=True)
     _check_windows(1 if even or num_processes == 1 else num_steps)

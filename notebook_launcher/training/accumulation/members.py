@@ -100,16 +100,10 @@ class Members:
     def inside(self, target: Any) -> list[Member]:
         """Return the members that hold a target's parameters; an empty list if no member holds any.
 
-        Modules inside the target that `prepare` returned are found first. Parameters that are left over then belong
-        to the member that holds most of them, and so on.
-
-        Args:
-            target: A module, a tensor, an optimizer, or any object with `parameters()`. Modules in it that synchronise
-                their own gradients (`fully_shard`, DistributedDataParallel) and whose optimizer was prepared become
-                members.
-
-        Raises:
-            TypeError: The target has no parameters to look at.
+        A target is a module, a tensor, an optimizer, or any object with `parameters()`. Modules inside it that
+        `prepare` returned are found first. Parameters that are left over then belong to the member that holds most of
+        them, and so on. Modules that synchronise their own gradients (`fully_shard`, DistributedDataParallel) and whose
+        optimizer was prepared become members.
         """
         found = list(self._prepared_inside(target)) if isinstance(target, torch.nn.Module) else []
         left = {id(parameter) for parameter in parameters_of(target)}
@@ -395,11 +389,7 @@ def sync_next(members: Iterable[Member]) -> Iterator[None]:
 def waits_for_ranks(window: Window | None, members: Members) -> bool:
     """Return True if the last backward of a window, or one outside any, may reduce gradients: it waits for all ranks.
 
-    Inside `no_sync` and `LocalSGD` such a backward reduces nothing.
-
-    Args:
-        window: The window of the block; None outside any.
-        members: Models and tensors that an Accelerator trains.
+    Inside `no_sync` and `LocalSGD` such a backward reduces nothing. `window` is None outside any block.
     """
     trained = members.models_and_leaves if window is None else window.members or members.models_and_leaves
     for member in trained:  # not any(): it would make a generator at every update
@@ -1082,19 +1072,10 @@ def wrap(
     model: torch.nn.Module,
     device: torch.device,
     kwargs: DistributedDataParallelKwargs,
-    process_group: Any = None,
     *,
     compares: bool = False,
 ) -> SyncedModel:
-    """Return the model with its gradients synchronised; its weights become rank 0's.
-
-    Args:
-        model: On its device already.
-        device: Its device.
-        kwargs: DDP's options, and the communication hook.
-        process_group: None: the default group.
-        compares: True if the ranks compare the model's weights now and then.
-    """
+    """Return a model, which is on its device, with its gradients synchronised; its weights become rank 0's."""
     names = ("dim", "broadcast_buffers", "bucket_cap_mb", "find_unused_parameters", "gradient_as_bucket_view",
              "static_graph")  # fmt: skip
     # Only what differs from torch's defaults: newer versions warn of `broadcast_buffers`, whatever its value.
@@ -1106,7 +1087,7 @@ def wrap(
         size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
         given["bucket_cap_mb"] = max(kwargs.bucket_cap_mb, (size >> 20) + 1)
     devices = [device.index] if device.type == "cuda" else None
-    synced = SyncedModel(model, device_ids=devices, process_group=process_group, **given)
+    synced = SyncedModel(model, device_ids=devices, **given)
     synced.notes.compares = compares
     chosen, state = _make_hook(synced, kwargs)
     if chosen is not None:

@@ -189,12 +189,7 @@ class Updates:
         return True
 
     def _are_gathered(self, owned: Sequence[Member], ended: MicroBatchBlock | None) -> bool:
-        """Return True if a window has gathered gradients of these members that no step has used.
-
-        Args:
-            owned: Members of an optimizer.
-            ended: The block of this micro-batch, if its window ends here.
-        """
+        """Return True if a window, but for the one that ends with a block, has gradients that no step has used."""
         for window in self.gradient_state.windows.values():
             if not (window.num_gathered or window.gradients.has_foreign):
                 continue

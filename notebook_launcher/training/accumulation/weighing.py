@@ -389,13 +389,7 @@ def ratio(numerator: float | torch.Tensor, total: float | torch.Tensor, otherwis
 def rescale(
     parameters: Iterable[torch.Tensor], factor: float | torch.Tensor, old: Mapping[int, torch.Tensor] | None = None
 ) -> None:
-    """Multiply the gradients of parameters by a factor, each once.
-
-    Args:
-        parameters: The parameters.
-        factor: The factor.
-        old: By the id of a parameter, a part of its gradient that stays as it is.
-    """
+    """Multiply the gradients of parameters by a factor, each once; `old` has the parts of them that stay, by id."""
     if not isinstance(factor, torch.Tensor) and factor == 1.0:
         return
     # By id, so that a gradient of several models is multiplied once. A sharded gradient is represented by this rank's
@@ -435,16 +429,8 @@ def stays_on_device(weight: Any, device: torch.device) -> bool:
 def checked_weight(weight: Any, device: torch.device, *, reads: bool = False) -> float | torch.Tensor:
     """Return a weight as a number, or as a tensor without dimensions where it stays on its device.
 
-    On its device an invalid weight turns into NaN, and so do the gradients: an error would need a wait.
-
-    Args:
-        weight: The weight that the user gave.
-        device: Device of this rank.
-        reads: True if the result must be a number.
-
-    Raises:
-        TypeError: The weight is not a number.
-        ValueError: The weight is negative, infinite or NaN.
+    On its device an invalid weight turns into NaN, and so do the gradients: an error would need a wait. With `reads`
+    the result is a number.
     """
     if not reads and stays_on_device(weight, device):
         kept = weight.detach().reshape(()).double()

@@ -356,12 +356,7 @@ class GradientState:
         return self.windows[new.key]
 
     def enter(self, window: Window, probes: Sequence[torch.Tensor]) -> Sequence[Abandoned]:
-        """Begin a micro-batch, before its block becomes `block`; return the windows whose gradients must be dropped.
-
-        Args:
-            window: The window that the micro-batch belongs to.
-            probes: The parameters whose versions show that weights were changed inside the window.
-        """
+        """Begin a micro-batch, before its block becomes `block`; return the windows whose gradients must be dropped."""
         if self.block is not None and self._rules.guards:
             self._check_outer_blocks(window)
         loader, loops = self.active_loaders.active, self.loops
