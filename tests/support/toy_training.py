@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,12 +52,7 @@ class Sessions:
         """Run a function on so many ranks; a single one is this process."""
         if num_processes == 1 and 1 not in self._opened:
             return [function(*args)]
-        session = self._opened[num_processes]
-        try:
-            return list(session.run(function, args=args))
-        except Exception:
-            session.run(gc.collect)  # The sockets of the group that failed close once its frames are collected.
-            raise
+        return list(self._opened[num_processes].run(function, args=args))
 
 
 @contextlib.contextmanager
