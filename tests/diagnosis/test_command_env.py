@@ -5,12 +5,9 @@ from __future__ import annotations
 import json
 import os
 import resource
-import shutil
 import subprocess
 import sys
 from pathlib import Path
-
-import pytest
 
 from notebook_launcher import Diagnosis, Finding, doctor
 from notebook_launcher.command_line.program import main
@@ -18,10 +15,10 @@ from notebook_launcher.diagnosis import doctor as trial
 from notebook_launcher.diagnosis import facts
 from notebook_launcher.diagnosis.finding import NAME_WIDTH
 from notebook_launcher.errors import ConfigError
+from tests.support.compiled_libraries import compile_library, needs_compiler
 from tests.support.kernels import ROOT
 from tests.support.programs import type_command
 
-COMPILER = shutil.which("cc") or shutil.which("gcc")
 # Two GPUs without peer access, on different NUMA nodes. Process 1 uses the second, and nearly all of its memory.
 NVML = r"""
 #include <stdio.h>
@@ -86,13 +83,9 @@ def test_fork_of_a_process_that_used_threads_is_tried_and_reported():
     assert 'start_method="fork"' in fork["advice"]
 
 
-@pytest.mark.skipif(COMPILER is None, reason="there is no C compiler")
+@needs_compiler
 def test_gpus_are_reported_with_users_and_the_way_between_them(tmp_path):
-    (tmp_path / "nvml.c").write_text(NVML)
-    assert COMPILER is not None
-    made = str(tmp_path / "libnvidia-ml.so.1")
-    subprocess.run([COMPILER, "-shared", "-fPIC", "-o", made, str(tmp_path / "nvml.c")], check=True)
-    env = {"LD_LIBRARY_PATH": str(tmp_path)}
+    env = {"LD_LIBRARY_PATH": str(compile_library(tmp_path, "libnvidia-ml.so.1", NVML))}
     done = type_command("env", "--json", "--no-launch", cwd=tmp_path, env=env)
     told = {finding["name"]: finding for finding in json.loads(done.stdout)["findings"] if finding["area"] == "GPUs"}
     assert told["driver"]["fact"] == "570.00"
