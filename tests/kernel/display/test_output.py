@@ -110,10 +110,10 @@ def shown_at_last(kernel: Kernel, code: str) -> list[str]:
             continue
         if message["msg_type"] == "stream":
             piece = content["text"]
-        elif message["msg_type"] == "display_data":
+        elif message["msg_type"] == "display_data" and not content["transient"].get("display_id"):
             piece = content["data"].get("text/html") or content["data"]["text/plain"] + "\n"
         else:
-            continue
+            continue  # The live area, too, which is removed at the end.
         shown = [] if clears else shown
         clears = False
         shown.append(piece)
