@@ -1,4 +1,4 @@
-"""Arguments of the Accelerator of another type: an error that names the value, and not another training."""
+"""Arguments and settings of the Accelerator: adopted from the launch, given in the code, or refused by their values."""
 
 from __future__ import annotations
 
