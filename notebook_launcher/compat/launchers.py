@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-__all__ = ["debug_launcher", "notebook_launcher"]
-
 
 def notebook_launcher(
     function: Callable[..., Any],

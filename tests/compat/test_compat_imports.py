@@ -112,7 +112,11 @@ def check_alike(*cases):
         assert getattr(utils, name)(*args) == getattr(theirs, name)(*args), name
 
 
-def test_functions_of_numbers_and_texts_answer_as_accelerates():
+def test_small_functions_answer_as_accelerates(monkeypatch):
+    monkeypatch.setenv("AS_A_FLAG", "yes")
+    monkeypatch.setenv("AS_A_NUMBER", "7")
+    Point = collections.namedtuple("Point", "x y")  # noqa: PYI024 - what the function asks for
+    model = torch.nn.Linear(2, 2)
     check_alike(
         ("compare_versions", "torch", ">=", "2.4"),
         ("compare_versions", "torch", "<", "2.4"),
@@ -124,31 +128,11 @@ def test_functions_of_numbers_and_texts_answer_as_accelerates():
         ("str_to_bool", "off", True),
         ("are_libraries_initialized", "torch", "nowhere"),
         ("is_port_in_use", 1),
-    )
-    for bad, message in [
-        (lambda: utils.str_to_bool("maybe"), "str_to_bool got 'maybe'. It can be yes"),
-        (lambda: utils.compare_versions("torch", "~", "2"), "compare_versions got the operation '~'"),
-    ]:
-        with pytest.raises(ValueError, match=message.replace(".", r"\.")):
-            bad()
-
-
-def test_functions_of_the_environment_answer_as_accelerates(monkeypatch):
-    monkeypatch.setenv("AS_A_FLAG", "yes")
-    monkeypatch.setenv("AS_A_NUMBER", "7")
-    check_alike(
         ("get_int_from_env", ["UNSET", "AS_A_NUMBER"], 3),
         ("get_int_from_env", ["UNSET"], 3),
         ("parse_choice_from_env", "UNSET", "bf16"),
         ("parse_flag_from_env", "AS_A_FLAG"),
         ("parse_flag_from_env", "UNSET", True),
-    )
-
-
-def test_functions_of_models_and_tensors_answer_as_accelerates():
-    Point = collections.namedtuple("Point", "x y")  # noqa: PYI024 - what the function asks for
-    model = torch.nn.Linear(2, 2)
-    check_alike(
         ("get_pretty_name", torch.nn.Linear),
         ("is_compiled_module", model),
         ("is_compiled_module", torch.compile(model, backend="eager")),
@@ -163,6 +147,12 @@ def test_functions_of_models_and_tensors_answer_as_accelerates():
         ("recursive_getattr", model, "weight.shape"),
     )
     assert not utils.is_peft_model(model)
+    for bad, message in [
+        (lambda: utils.str_to_bool("maybe"), "str_to_bool got 'maybe'. It can be yes"),
+        (lambda: utils.compare_versions("torch", "~", "2"), "compare_versions got the operation '~'"),
+    ]:
+        with pytest.raises(ValueError, match=message.replace(".", r"\.")):
+            bad()
 
 
 def test_outputs_are_converted_to_32_bits():

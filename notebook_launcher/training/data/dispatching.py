@@ -289,15 +289,10 @@ class Portions:
     """
 
     num_processes: int
-    """Ranks that share the batches."""
     split: bool = False
-    """True if each batch is cut for all ranks."""
     even: bool = True
-    """True if the last round is filled with samples from the start."""
     uneven: str = "weigh"
-    """Without `even`, the conduct of a rank for which no batch is left."""
     drop_last: bool = False
-    """True if a last round without a batch for every rank is left out."""
     slice_fn: Callable[..., Any] | None = None
     """Cuts a rank's part out of a batch: `slice_fn(batch, slice, process_index=..., num_processes=...)`."""
 

@@ -98,8 +98,9 @@ class FullyShardedDataParallelPlugin:
         self.transformer_cls_names_to_wrap = _names(
             self._given("transformer_cls_names_to_wrap", "TRANSFORMER_CLS_TO_WRAP")
         )
-        fewest = self._given("min_num_params")
-        self.min_num_params = None if fewest is None else whole_number("min_num_params", _number(fewest), minimum=0)
+        if (fewest := self._given("min_num_params")) is not None:
+            fewest = int(fewest) if isinstance(fewest, str) and fewest.strip().isdecimal() else fewest
+            self.min_num_params = whole_number("min_num_params", fewest, minimum=0)
         self.ignored_modules = self._given("ignored_modules")
         self.state_dict_type = _layout(self._given("state_dict_type"))
         for name in ("activation_checkpointing", "activation_checkpointing_offload", "cpu_ram_efficient_loading"):
@@ -216,10 +217,6 @@ def _names(value: Any) -> list[str] | None:
     if value is None:
         return None
     return [name.strip() for name in value.split(",") if name.strip()] if isinstance(value, str) else list(value)
-
-
-def _number(value: Any) -> Any:
-    return int(value) if isinstance(value, str) and value.strip().isdecimal() else value
 
 
 def _precision_policy(value: Any) -> Any:

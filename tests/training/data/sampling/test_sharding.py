@@ -132,7 +132,9 @@ def test_ranks_that_have_run_out_follow_the_policy(uneven, batches, last):
     assert list(shards[0].shares())[-1].round == last
 
 
-def test_rank_that_never_had_a_batch_gets_anothers():
+def test_rank_that_never_had_a_batch_gets_anothers_and_samples_that_even_out_count_and_are_not_real():
+    (share,) = BatchSamplerShard(BatchSampler(range(3), 4, drop_last=False), 2, 1).shares()
+    assert share.round == Round((4, 4), (3, 0), (4, 4))
     shard = BatchSamplerShard(BatchSampler(range(2), 4, drop_last=False), 3, 2, even_batches=False, uneven="weigh")
     assert list(shard) == [[0, 1]]
     assert next(shard.shares()).round == Round((2, 2, 2), (2, 0, 0), (2, 0, 0))
@@ -221,11 +223,6 @@ def test_skipping_keeps_rounds_and_counts():
     assert len(SkipBatchSampler(shard, 99)) == 0
 
 
-def test_samples_that_even_out_count_in_the_mean_and_are_not_real():
-    (share,) = BatchSamplerShard(BatchSampler(range(3), 4, drop_last=False), 2, 1).shares()
-    assert share.round == Round((4, 4), (3, 0), (4, 4))
-
-
 @pytest.mark.parametrize(
     ("uneven", "parts"),
     [
@@ -273,6 +270,11 @@ def test_seedable_order_depends_on_seed_and_epoch_alone():
     assert list(sampler) == epochs[1]
     assert len({tuple(epoch) for epoch in epochs}) == 3
     assert list(SeedableRandomSampler(range(10), data_seed=2**64 - 1)) != epochs[0]
+    generator = torch.Generator().manual_seed(1)
+    before = generator.get_state(), torch.get_rng_state()
+    list(SeedableRandomSampler(range(10), generator=generator))
+    assert torch.equal(before[0], generator.get_state())
+    assert torch.equal(before[1], torch.get_rng_state())
 
 
 @pytest.mark.parametrize("num_samples", [30, 100, 200, 230])
@@ -300,11 +302,3 @@ def test_no_list_of_all_indices_is_made(batch_size):
         tracemalloc.stop()
     assert len(batches) == 200
     assert peak < 4e6, "a list of 10^6 integers takes 36 MB"
-
-
-def test_seedable_sampler_leaves_generators_alone():
-    generator = torch.Generator().manual_seed(1)
-    before = generator.get_state(), torch.get_rng_state()
-    list(SeedableRandomSampler(range(10), generator=generator))
-    assert torch.equal(before[0], generator.get_state())
-    assert torch.equal(before[1], torch.get_rng_state())
