@@ -92,7 +92,7 @@ def test_sdist_holds_every_file_of_the_folders_and_what_a_developer_needs(sdist)
     held = {path.relative_to(sdist) for path in sdist.rglob("*")}
     for folder in ("benchmarks", "docs", "notebooks", "tests"):
         expected = {path.relative_to(ROOT) for path in (ROOT / folder).rglob("*") if path.is_file()}
-        assert {path for path in expected if not LEFT_OUT("", path.parts)} - held == set()
+        assert {path for path in expected if not LEFT_OUT("", list(path.parts))} - held == set()
     needed = ("CHANGELOG.md", "LICENSE", "Makefile", "README.md", "constraints.txt", "constraints-tests.txt")
     assert set(map(Path, needed)) - held == set()
 
