@@ -276,6 +276,7 @@ class MetricSeries:
     def since(self, position: int) -> tuple[list[MetricPoint], int]:
         """Return the points after a position, as far as they are kept, and the next position; the first is 0."""
         chunks, newest, num_dropped = self._kept
+        newest = newest.copy()  # Points may come while the chunks are read.
         first, skip = divmod(max(0, position - num_dropped), CHUNK)
         points = [point for chunk in chunks[first:] for point in _unpacked(chunk)]
         points += newest
