@@ -20,7 +20,13 @@ if TYPE_CHECKING:
 
 def check_setup(setup: object) -> None:
     """Check code that ranks run before the function: text, or a function that runs when it is called."""
-    if setup is None or isinstance(setup, str):
+    if setup is None:
+        return
+    if isinstance(setup, str):
+        try:
+            compile(setup, "setup=", "exec")
+        except (SyntaxError, ValueError) as error:
+            raise ConfigError(f"the code of setup= is no Python: {error}.", field="setup") from None
         return
     if not callable(setup):
         raise ConfigError(

@@ -96,6 +96,7 @@ def generate() -> Iterator[int]:
     [
         (7, r"setup=7 is an int\. Pass a function without arguments, or text of code"),
         (generate, r"setup=.*generate is a generator function, so calling it runs nothing\. Write a plain def"),
+        ("x = (", r"the code of setup= is no Python: .*line 1"),
     ],
 )
 def test_setup_that_cannot_run_is_refused(setup: Any, message: str) -> None:
