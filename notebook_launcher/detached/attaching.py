@@ -8,6 +8,7 @@ from notebook_launcher.archive.listing import LAST, RunList, open_run, require_h
 from notebook_launcher.detached.attached_run import AttachedRun
 from notebook_launcher.detached.attached_session import AttachedSession
 from notebook_launcher.detached.session_folders import live_sessions
+from notebook_launcher.errors import HostSilentError
 from notebook_launcher.history.run_folders import goes_on, is_hosted, is_session
 from notebook_launcher.kernel.calls.checks import check_not_in_rank
 from notebook_launcher.tracebacks import for_caller
@@ -138,14 +139,27 @@ def stop_hosted(folders: Sequence[Path]) -> int:
     """Stop the detached runs and close the detached sessions in these folders; return their number.
 
     Raises:
-        HostSilentError: A host does not answer.
+        HostSilentError: A host does not answer; the others were stopped before.
     """
-    running = [AttachedRun(folder) for folder in folders if goes_on(folder)]
-    for run in running:
-        run.stop(wait=False)
-    for run in running:
+    silent: list[HostSilentError] = []
+    stopping: list[AttachedRun] = []
+    num_closed = 0
+    for folder in folders:
+        try:
+            if goes_on(folder):
+                stopping.append(AttachedRun(folder))
+                stopping[-1].stop(wait=False)
+        except HostSilentError as error:  # noqa: PERF203 - the others are stopped first
+            silent.append(error)
+            stopping.pop()
+    for run in stopping:
         run.wait()
-    sessions = [AttachedSession(folder) for folder in folders if is_session(folder)]
-    for session in sessions:
-        session.close()
-    return len(running) + len(sessions)
+    for folder in filter(is_session, folders):
+        try:
+            AttachedSession(folder).close()
+            num_closed += 1
+        except HostSilentError as error:  # noqa: PERF203 - as above
+            silent.append(error)
+    if silent:
+        raise silent[0]
+    return len(stopping) + num_closed

@@ -183,6 +183,12 @@ class Results(Sequence[Any]):
         # Exceptions go as text: those of the user may not pickle, and none keeps its traceback.
         return {**vars(self), "_unsent": self.unsent}
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # What 0.3.0 has kept in folders names its attributes with an underscore.
+        for name, value in state.items():
+            kept = name in ("_values", "_num_processes", "_called_ranks", "_unsent")
+            setattr(self, name if kept else name.lstrip("_"), value)
+
     def _rank_at(self, index: int) -> int:
         last = len(self) - 1
         try:

@@ -184,6 +184,14 @@ def return_picky(rank_without: int) -> object:
     return Picky() if dist.get_rank() != rank_without else 5
 
 
+def test_results_that_an_older_version_has_kept_are_read() -> None:
+    new = partial()
+    old = Results.__new__(Results)
+    old.__setstate__({f"_{name.lstrip('_')}": value for name, value in new.__getstate__().items()})
+    assert repr(old) == repr(new)
+    assert (old.failures, old.seed, old.seconds, old.restarts) == ((FAILURE,), 5, 0.5, 1)
+
+
 def test_value_that_cannot_be_rebuilt_keeps_the_exception_and_its_line() -> None:
     results = notebook_launch(return_picky, 2, args=(0,), output="none")
     words = (
