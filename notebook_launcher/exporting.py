@@ -118,6 +118,8 @@ def export(
             f"export(..., engine={config.engine!r}): a script is started by torchrun or a job. Omit engine=.",
             field="engine",
         )
+    if not isinstance(slurm, bool | Mapping):
+        raise ConfigError(f"export(..., slurm={slurm!r}) must be True, False or options of sbatch by name.")
     plan = make_plan(config)
     _, args, kwargs, _ = check_call(fn, args, kwargs, launcher="export(fn, path, 2")
     script = _script_path(path)
@@ -144,7 +146,8 @@ def export(
     try:
         for file, content in contents.items():
             file.parent.mkdir(parents=True, exist_ok=True)
-            replace_file(file, functools.partial(Path.write_bytes, data=content), mode=0o600 if is_private else 0o666)
+            mode = 0o600 if is_private else 0o666
+            replace_file(file, functools.partial(Path.write_bytes, data=content), mode=mode, in_own_folder=False)
     except OSError as error:
         raise ConfigError(f"export(path={os.fspath(file)!r}): it cannot be written: {error.strerror}.") from error
     return Exported(

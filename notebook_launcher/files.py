@@ -28,14 +28,22 @@ def read_text(path: Path, most: int) -> str:
     return path.read_text(encoding="utf-8")
 
 
-def replace_file(target: Path, write: Callable[[Path], object], *, mode: int = 0o666) -> None:
+def replace_file(
+    target: Path, write: Callable[[Path], object], *, mode: int = 0o666, in_own_folder: bool = True
+) -> None:
     """Let `write(path)` write a file aside, then rename it to `target`, which stays as it is if that fails.
 
-    What a killed process has left beside the target is removed.
+    Args:
+        target: The file.
+        write: Writes the path that it gets.
+        mode: Permissions of the new file.
+        in_own_folder: True: what a killed process has left beside the target is removed, and a target that is a link
+            stays one. False: others may write there, whose files are not removed and whose links are not followed.
     """
-    target = Path(os.path.realpath(target))
-    for leftover in target.parent.glob(f".{glob.escape(target.name)}.partial-*"):
-        leftover.unlink(missing_ok=True)
+    if in_own_folder:
+        target = Path(os.path.realpath(target))
+        for leftover in target.parent.glob(f".{glob.escape(target.name)}.partial-*"):
+            leftover.unlink(missing_ok=True)
     # Of a name that nobody can take before: in a folder that others write, it could be a link.
     part = target.with_name(f".{target.name}.partial-{secrets.token_hex(8)}")
     try:

@@ -184,7 +184,7 @@ class AttachedSession(SessionCells):
         order = CallOrder(scope=scope.describe(call), source=source_with_needs(fn), places=cells.places())
         parcel = travel.pack_call(call, tell=teller(self._config))
         with contextlib.closing(parcel), self._connected() as connection:
-            folder = connection.request("begin", order, os.getpid(), fd=parcel.fileno())
+            folder = connection.hand_over(parcel.fileno(), "begin", order, os.getpid())
         self._latest = AttachedCall(Path(folder), self._config, scope.displays, self._magic.install)
         return self._latest
 

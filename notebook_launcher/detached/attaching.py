@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from notebook_launcher.archive.listing import LAST, RunList, open_run, require_home, stored_runs
 from notebook_launcher.detached.attached_run import AttachedRun
 from notebook_launcher.detached.attached_session import AttachedSession
+from notebook_launcher.detached.host_socket import HostSilentError
 from notebook_launcher.detached.session_folders import live_sessions
-from notebook_launcher.errors import HostSilentError
 from notebook_launcher.history.run_folders import goes_on, is_hosted, is_session
 from notebook_launcher.kernel.calls.checks import check_not_in_rank
 from notebook_launcher.tracebacks import for_caller

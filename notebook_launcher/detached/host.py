@@ -213,11 +213,15 @@ class SessionHost:
 
     def _begin(self, parcel_fd: int, order: CallOrder, caller: int) -> str:
         parcel = AnonymousFile(fd=parcel_fd)
-        with self._runs.lock:
-            self._check_free()
-            call = HostedRun(self._runs.ranks, order, parcel)
-            self._runs.note(call.run)
-            self._call, self._caller = call, caller
+        try:
+            with self._runs.lock:
+                self._check_free()
+                call = HostedRun(self._runs.ranks, order, parcel)
+                self._runs.note(call.run)
+                self._call, self._caller = call, caller
+        except BaseException:
+            parcel.close()  # An idle host collects no garbage, and the arguments may have gigabytes.
+            raise
         call.clients.serve()
         thread = threading.Thread(target=self._see_off, args=(call,), daemon=True)
         self._leaving[thread] = call

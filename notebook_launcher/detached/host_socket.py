@@ -104,16 +104,17 @@ class HostConnection:
             self._sock.close()
             raise
 
-    def request(self, name: str, /, *args: Any, fd: int | None = None, **kwargs: Any) -> Any:
-        """Call a function of the host, with a descriptor if one is given; return its value, or raise its exception.
+    def request(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
+        """Call a function of the host; return its value, or raise its exception, or OSError if the host is gone."""
+        self._link.send(Ask(name, args, kwargs))
+        return self._link.receive().open()
 
-        Raises OSError, too, if the host is gone.
-        """
-        self._link.send(Ask(name, args, kwargs, has_descriptor=fd is not None))
-        if fd is not None:
-            # A link reads ahead, and would lose a descriptor that was sent with the record.
-            self._link.receive()
-            socket.send_fds(self._sock, [b"\0"], [fd])
+    def hand_over(self, fd: int, name: str, *args: Any) -> Any:
+        """Call a function of the host as `request` does, with a descriptor as its first argument."""
+        self._link.send(Ask(name, args, {}, has_descriptor=True))
+        # A link reads ahead, and would lose a descriptor that was sent with the record.
+        self._link.receive()
+        socket.send_fds(self._sock, [b"\0"], [fd])
         return self._link.receive().open()
 
     def close(self) -> None:

@@ -322,7 +322,8 @@ class _Child:
 
     def wait(self, timeout: float | None = None) -> None:
         """Wait for the end, at most `timeout` seconds."""
-        wait_for_end(self._pid, REAPING if timeout is None else timeout)
+        if self.poll() is None:
+            wait_for_end(self._pid, REAPING if timeout is None else timeout)
 
     def send_signal(self, signum: int) -> None:
         """Send a signal, unless the child has ended."""
@@ -381,7 +382,7 @@ class SupervisorHandle:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(REAPING)
         while self._fds:
-            os.close(self._fds.pop())
+            os.close(self._fds.pop(0))  # The last one is that which the process is waited for with.
 
 
 def send_signal(pid: int, signum: int) -> None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 HEAD = struct.Struct("<Q")
 LONGEST_RECORD = 1 << 40
 """Bytes of a record that no machine could hold: such a length is not one, but a stream that something has spoilt."""
+LONGEST_LINE = 1 << 24
 READ_SIZE = 1 << 16
 """Bytes that are read at once: as many as a pipe holds. For more, each read would map fresh memory."""
 MAX_PARTS = 512
@@ -101,6 +102,8 @@ class Link:
     def read_line(self, patience: float | None = None) -> bytes:
         """Return the next line of text, before the first record; raises as `receive` does."""
         while (end := self._unread.find(b"\n")) < 0:
+            if len(self._unread) > LONGEST_LINE:
+                raise LinkError("what arrives are no messages: a first line without an end")
             self._fill(patience)
         return self._read(end + 1, patience)
 

@@ -379,7 +379,8 @@ class ExceptionReport:
     group: tuple[ExceptionReport, ...] = ()
 
 
-class KeptFrames(NamedTuple):
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class KeptFrames:
     """Frames that a rank keeps of the exception with which a call ended; a part of other records."""
 
     num_frames: int
@@ -408,7 +409,8 @@ class Raised(NamedTuple):
     session ends it."""
 
 
-class Display(NamedTuple):
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Display:
     """Show rich output, or update the output with the same `display_id`."""
 
     data: dict[str, Any]
@@ -417,7 +419,8 @@ class Display(NamedTuple):
     update: bool = False
 
 
-class ClearOutput(NamedTuple):
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ClearOutput:
     """Clear the cell's output, as `clear_output(wait)` does."""
 
     wait: bool

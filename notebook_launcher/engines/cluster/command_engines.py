@@ -310,7 +310,9 @@ def from_settings(settings: Mapping[str, Any]) -> Engine:
     options = dict(settings)
     try:
         return ENGINES[options.pop("kind", "")](**options)  # type: ignore[no-any-return]
-    except (KeyError, TypeError) as error:
+    except ConfigError:
+        raise
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ConfigError(
             f"engine={dict(settings)!r} is not an engine: its kind can be {', '.join(ENGINES)}, with their fields "
             f"({error}).",

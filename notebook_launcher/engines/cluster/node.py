@@ -170,7 +170,8 @@ class Node:
         except (
             Exception
         ) as error:  # the link has ended, is silent, or something has spoilt it, so that nothing unpickles
-            self.lost = self.lost or self.connection.why() or str(error)
+            self.lost = self.lost or self.connection.why()
+            self.lost = self.lost or (str(error) if isinstance(error, OSError) else repr(error))
             self.send(None)
             self.replies.put(None)
             self._closings.put(None)

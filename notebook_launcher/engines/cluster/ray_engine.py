@@ -50,6 +50,9 @@ class Ray(ClosedByWith):
 
     def __post_init__(self) -> None:
         _check_address(self.address)
+        for name, value, least in (("max_nodes", self.max_nodes, 1), ("keep", self.keep, 0)):
+            if value is not None and value < least:
+                raise ConfigError(f"{name}={value!r} must be {least} or more, or None.", field="engine")
         if self.runtime_env is not None:  # A copy that cannot be changed from outside, and that JSON can hold.
             object.__setattr__(self, "runtime_env", json.loads(json.dumps(dict(self.runtime_env))))
 
