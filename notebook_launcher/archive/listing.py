@@ -30,6 +30,7 @@ from notebook_launcher.wording import (
     format_seconds,
     one_line,
     plural,
+    type_of,
     unknown,
 )
 
@@ -228,8 +229,13 @@ def require_home(folder: str | os.PathLike[str]) -> Path:
     """Return the folder that holds the runs.
 
     Raises:
+        ConfigError: `folder` is neither text nor a path.
         LookupError: `folder` is `"auto"` and recording is off.
     """
+    if not isinstance(folder, str | os.PathLike):
+        raise ConfigError(
+            f"folder={folder!r} is {type_of(folder)}. Pass the path of a folder that holds runs, or 'auto'."
+        )
     home = run_folders.find_home(folder)
     if home is None:
         msg = f"runs are not recorded: {run_folders.VARIABLE} is 'off'. Pass the folder that holds the runs."
@@ -278,7 +284,11 @@ def open_run(run: str | os.PathLike[str], folder: str | os.PathLike[str] = "auto
     Raises:
         LookupError: There is no such run, the beginning fits several runs, or `folder` is `"auto"` and recording of
             runs is off.
+        ConfigError: `run` is neither text nor a path.
     """
+    if not isinstance(run, str | os.PathLike):
+        msg = f"run={run!r} is {type_of(run)}. Pass a run's id, as runs() shows it, or the path of its folder."
+        raise ConfigError(msg)
     if isinstance(run, os.PathLike) or os.sep in run:
         return RecordedRun(Path(run).expanduser().absolute())
     home = require_home(folder)
