@@ -64,7 +64,10 @@ def find(name: str) -> Any:
         for table in TABLES:
             names = importlib.import_module(f"notebook_launcher.compat.{table}").NAMES
             if name in names:
-                return names[name]
+                found = names[name]
+                if "<" in getattr(found, "__qualname__", ""):  # A lambda travels, and is exported, by its name here.
+                    found.__module__, found.__name__, found.__qualname__ = "notebook_launcher.compat", name, name
+                return found
     raise AttributeError(f"module 'notebook_launcher.compat' has no attribute {name!r}")
 
 

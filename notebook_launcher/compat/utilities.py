@@ -203,7 +203,7 @@ NAMES: dict[str, Any] = {
     "is_namedtuple": lambda data: isinstance(data, tuple) and hasattr(data, "_fields"),
     "is_tensor_information": lambda tensor_info: isinstance(tensor_info, operations.TensorInformation),
     "is_torch_tensor": lambda tensor: isinstance(tensor, torch.Tensor),
-    "is_torch_version": functools.partial(compare_versions, "torch"),
+    "is_torch_version": lambda operation, version: compare_versions("torch", operation, version),
     "model_has_dtensor": lambda model: any(hasattr(parameter, "device_mesh") for parameter in model.parameters()),
     "parse_choice_from_env": lambda key, default="no": os.environ.get(key, str(default)),
     "parse_flag_from_env": lambda key, default=False: (

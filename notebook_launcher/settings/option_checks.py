@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import inspect
 import math
@@ -24,7 +25,7 @@ def check_setup(setup: object) -> None:
         return
     if isinstance(setup, str):
         try:
-            compile(setup, "setup=", "exec")
+            compile(setup, "setup=", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
         except (SyntaxError, ValueError) as error:
             raise ConfigError(f"the code of setup= is no Python: {error}.", field="setup") from None
         return
@@ -38,6 +39,15 @@ def check_setup(setup: object) -> None:
         raise ConfigError(
             f"setup={name_of(setup)} is {kind}, so calling it runs nothing. Write a plain def.", field="setup"
         )
+    try:
+        inspect.signature(setup).bind()
+    except TypeError as error:
+        name = name_of(setup)
+        raise ConfigError(
+            f"setup={name} cannot be called without arguments: {error}. Write setup=lambda: {name}(...).", field="setup"
+        ) from None
+    except ValueError:  # Some builtins tell nothing of their arguments.
+        pass
 
 
 def check_whole_number(name: str, value: object, *, minimum: int, maximum: int | None = None) -> int:

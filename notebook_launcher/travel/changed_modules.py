@@ -104,16 +104,22 @@ def _has_changed(module: types.ModuleType) -> bool:
         return False
     path = str(module.__file__)
     try:
-        is_new = os.stat(path).st_mtime >= psutil.Process().create_time()  # That may be a second early.
-        tree = ast.parse(Path(path).read_bytes(), path)
-        present = compile(tree, path, "exec", dont_inherit=True)
+        stat = os.stat(path)
+        shapes, values = _written(path, stat.st_mtime_ns, stat.st_size)
     except (OSError, SyntaxError, ValueError):
         return True
-    # Other code has set the values if the file is older than this process.
-    if is_new and _has_other_values(module, tree):
+    # Other code has set the values if the file is older than this process, whose time may be a second early.
+    if stat.st_mtime >= psutil.Process().create_time() and _has_other_values(module, values):
         return True
-    shapes = set(map(_shape, cells.codes_in(present)))
     return any(_shape(f.__code__) not in shapes for f in _functions(module) if f.__code__.co_filename == path)
+
+
+@functools.lru_cache(maxsize=256)
+def _written(path: str, mtime: int, size: int) -> tuple[frozenset[Any], Mapping[str, Any]]:  # noqa: ARG001 - the version
+    """Return the shapes of a file's functions, and its plain values. 1,000 lines take 10 ms."""
+    tree = ast.parse(Path(path).read_bytes(), path)
+    present = compile(tree, path, "exec", dont_inherit=True)
+    return frozenset(map(_shape, cells.codes_in(present))), _written_values(tree)
 
 
 def _functions(module: types.ModuleType) -> Iterator[types.FunctionType]:
@@ -133,7 +139,7 @@ def _shape(code: types.CodeType) -> tuple[Any, ...]:
     return code.co_name, code.co_code, code.co_names, code.co_varnames, code.co_argcount, consts
 
 
-def _has_other_values(module: types.ModuleType, tree: ast.Module) -> bool:
+def _has_other_values(module: types.ModuleType, written: Mapping[str, Any]) -> bool:
     """Return True if the file gives variables other values than the module has.
 
     A variable that a cell has assigned does not count, and neither does one that functions of the module assign
@@ -142,7 +148,7 @@ def _has_other_values(module: types.ModuleType, tree: ast.Module) -> bool:
     present, assigned = vars(module), replaced_attributes_of(os.getpid()).assigned_in(module.__name__)
     return any(
         name in present and name not in assigned and not _is_same(present[name], value)
-        for name, value in _written_values(tree).items()
+        for name, value in written.items()
     )
 
 

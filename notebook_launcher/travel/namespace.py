@@ -251,6 +251,15 @@ def _at_home(kind: str, qualname: str, class_id: str | None = None) -> Any:
     return found
 
 
+def _home_class(class_id: str | None, qualname: str) -> Any:
+    # Values in folders that 0.3.0 has kept name this function and the next.
+    return _at_home("class", qualname, class_id)
+
+
+def _home_function(qualname: str) -> Any:
+    return _at_home("function", qualname)
+
+
 class KnownClassesUnpickler(pickle.Unpickler):
     """Takes a class that this process knows by its id as it is.
 

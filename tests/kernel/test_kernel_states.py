@@ -5,6 +5,8 @@ One kernel for the whole module, which therefore remembers all that the tests be
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -127,6 +129,24 @@ def test_ranks_get_the_kernels_present_environment(kernel: Kernel, tmp_path: Pat
     )
     folder = str(tmp_path)
     assert results == [(folder, colour, 5, program, "") for colour in ("red", "blue", "green")]
+
+
+def test_folder_added_by_dots_stays_behind_the_notebooks_own(tmp_path: Path) -> None:
+    notebook = tmp_path / "notebook"
+    notebook.mkdir()
+    for folder in (tmp_path, notebook):
+        (folder / "in_both.py").write_text(f"PLACE = {folder.name!r}\n")
+    (tmp_path / "helper_above.py").touch()
+    (notebook / "script.py").write_text(
+        "import sys\n"
+        "sys.path.append('..')\n"
+        "import helper_above\n"
+        "from notebook_launcher import notebook_launch\n"
+        "def place():\n    import in_both\n    return in_both.PLACE\n"
+        "if __name__ == '__main__':\n    print(*notebook_launch(place, 1, output='none'))\n"
+    )
+    done = subprocess.run([sys.executable, "script.py"], cwd=notebook, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["notebook"]
 
 
 def test_deleted_working_directory_is_refused_and_does_no_lasting_harm(kernel: Kernel, tmp_path: Path) -> None:

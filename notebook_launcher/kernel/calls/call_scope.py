@@ -8,7 +8,6 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from importlib.machinery import PathFinder
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from notebook_launcher import travel
@@ -143,7 +142,7 @@ def import_folders() -> list[str]:
         held = getattr(module, "__dict__", {})
         place = str(next(iter(held.get("__path__") or ()), held.get("__file__")))
         if place.startswith(os.sep) and not changed_modules.is_of_installation(place + os.sep):
-            home = str(Path(place).parent)
+            home = os.path.normpath(os.path.dirname(place))  # noqa: PTH120 - the text, as it stands in `folders`
             if home not in folders:
                 homes[home] = homes.get(home, False) or PathFinder.find_spec(name, folders) is not None
     return [*filter(homes.get, homes), *folders, *(home for home, is_hidden in homes.items() if not is_hidden)]

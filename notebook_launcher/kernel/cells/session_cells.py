@@ -224,7 +224,7 @@ class SessionCells(ABC):
         """Return the name and the ranks of a key; raises `ConfigError` for a key of several names."""
         if not isinstance(key, tuple):
             return key, None
-        if len(key) > 2 or (isinstance(key[1], str) and key[1].isidentifier() and key[1] != "all"):
+        if len(key) != 2 or (isinstance(key[1], str) and key[1].isidentifier() and key[1] != "all"):
             names = ", ".join(map(repr, key))
             raise ConfigError(
                 f"session[{names}]: the second item of the key selects ranks, as in session[{key[0]!r}, 0]. "
@@ -367,7 +367,7 @@ class RankVariables:
     def __repr__(self) -> str:
         if not self._rows:
             return f"No variables on {plural(self._num_ranks, 'rank')}"
-        return bounded("\n".join(table_text(self._columns())), "list(variables) has all")
+        return bounded("\n".join(table_text(self._columns(), most=len(self))), "list(variables) has all")
 
     def _repr_html_(self) -> str:
         caption = f"{plural(len(self), 'variable')} on {plural(self._num_ranks, 'rank')}"

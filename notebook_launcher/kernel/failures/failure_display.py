@@ -235,7 +235,7 @@ def _had_here(summary: str, traceback: str) -> Iterator[str]:
         if match[2] in getattr(sys.modules.get(match[1]), "__dict__", {}):
             yield f"{match[1]}.{match[2]}"
     elif match := OF_CLASS.match(summary):
-        classes = (vars(module).get(match[1]) for module in modules if module.__name__ != "__main__")
+        classes = (vars(module).get(match[1]) for module in modules if getattr(module, "__name__", "") != "__main__")
         libraries = [cls for cls in classes if isinstance(cls, type) and cls.__module__ != "__main__"]
         if any(match[2] in vars(base) for cls in libraries for base in cls.__mro__):
             yield f"{match[1]}.{match[2]}"
@@ -360,7 +360,9 @@ def to_exception(
     if culprit.raised is not None and culprit.raised.exit_code is None:
         fd, report = culprit.take_parcel(), culprit.raised.report
         original = unpack(fd, report) if fd is not None else None
-        return original or cannot_travel(report.type_name, report.message, culprit.rank, evidence)
+        if original is not None:  # An exception with a length can be false.
+            return original
+        return cannot_travel(report.type_name, report.message, culprit.rank, evidence)
     error = errors.RankFailedError(_joined(_message(culprit, failure, num_ranks), evidence))
     error.exitcode = failure.exitcode
     return error

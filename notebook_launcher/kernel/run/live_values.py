@@ -277,7 +277,9 @@ class MetricSeries:
         """Return the points after a position, as far as they are kept, and the next position; the first is 0."""
         chunks, newest, num_dropped = self._kept
         newest = newest.copy()  # Points may come while the chunks are read.
-        first, skip = divmod(max(0, position - num_dropped), CHUNK)
+        # While the newest points are packed, they are a chunk's number, and not among the chunks yet.
+        first = min(max(0, position - num_dropped) // CHUNK, len(chunks))
+        skip = max(0, position - num_dropped) - first * CHUNK
         points = [point for chunk in chunks[first:] for point in _unpacked(chunk)]
         points += newest
         end = num_dropped + len(chunks) * CHUNK + len(newest)

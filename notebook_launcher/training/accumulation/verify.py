@@ -6,7 +6,7 @@ import contextlib
 import copy
 import dataclasses
 import itertools
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
 
-class LossOfTwo(NamedTuple):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LossOfTwo:
     """The losses of two micro-batches, beside the loss of both joined into one.
 
     Accumulation adds up gradients of means. A loss that is divided by something else, such as the number of tokens of
@@ -257,4 +258,4 @@ def _compare_losses(
         except (TypeError, ValueError, RuntimeError, IndexError):
             return None  # sequences of different lengths, or a function for one size of batch
     mean = sum(loss * weight for loss, weight in zip(losses, weights, strict=True)) / sum(weights)
-    return LossOfTwo(mean, sum(losses), joined)
+    return LossOfTwo(mean=mean, total=sum(losses), joined=joined)

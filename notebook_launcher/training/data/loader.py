@@ -92,9 +92,10 @@ class DataLoaderStateMixin:
         return self.active_loaders.owner
 
     def reset(self) -> None:
-        """Forget the loop."""
+        """Forget the loop, but for the number of its batches, which goes on."""
         for name in OF_THE_LOOP:
-            vars(self).pop(name, None)
+            if name != "num_drawn":
+                vars(self).pop(name, None)
 
     def begin(self) -> None:
         """Become the active loader."""

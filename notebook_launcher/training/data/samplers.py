@@ -137,7 +137,7 @@ def _permutations(sampler: RandomSampler) -> Iterator[int]:
     length, left = len(sampler.data_source), sampler.num_samples
     # The same numbers in 32 bits take half of the memory and half of the time: 400 MB and 3 s for 10^8.
     dtype = torch.int32 if length < 1 << 31 else torch.int64
-    while left >= 0:  # Once more than there are whole permutations, as torch's sampler draws.
+    for _ in range(left // length + 1):  # Once more than there are whole permutations, as torch's sampler draws.
         order = torch.randperm(length, generator=generator, dtype=dtype)[:left]
         yield from itertools.chain.from_iterable(piece.tolist() for piece in order.split(PIECE))
         left -= length

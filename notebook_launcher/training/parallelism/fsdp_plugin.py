@@ -235,6 +235,11 @@ def _precision_policy(value: Any) -> Any:
         # FSDP1's record has the same names, and buffer_dtype.
         names: Iterable[str] = ("param_dtype", "reduce_dtype", "output_dtype", "cast_forward_inputs")
         value = {name: getattr(value, name) for name in names if hasattr(value, name)}
+    if not value:
+        raise ValueError(
+            f"mixed_precision_policy has none of its entries. It can be {', '.join(map(repr, dtypes))}, torch's "
+            "MixedPrecisionPolicy, or a dictionary of its fields, such as param_dtype."
+        )
     given: dict[str, Any] = {
         name: dtypes.get(dtype, dtype) if isinstance(dtype, str) else dtype
         for name, dtype in value.items()

@@ -133,7 +133,9 @@ class JSONLinesTracker(GeneralTracker):
     def store_init_configuration(self, values: dict[str, Any]) -> None:
         """Write `config.json`, whole or not at all."""
         text = json.dumps(plain(values), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-        replace_file(self.folder / "config.json", lambda part: part.write_text(text, encoding="utf-8"))
+        replace_file(
+            self.folder / "config.json", lambda part: part.write_text(text, encoding="utf-8"), in_own_folder=False
+        )
 
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
         """Append a line.
@@ -195,8 +197,13 @@ NOT_FINITE = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 
 def _cut_torn_line(path: Path) -> None:
     """Cut off a torn last line; a whole last object that lacks its newline stays."""
-    torn = path.read_bytes().rpartition(b"\n")[2] if path.exists() else b""
-    if not torn:
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        torn = b""
+        for torn in file:  # noqa: B007 - the last line counts
+            pass
+    if not torn or torn.endswith(b"\n"):
         return
     try:
         json.loads(torn)

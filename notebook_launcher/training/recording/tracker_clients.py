@@ -9,6 +9,7 @@ import importlib
 import importlib.util
 import json
 import os
+import sys
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from notebook_launcher.training.recording.tracker_classes import GeneralTracker, as_number
@@ -60,7 +61,7 @@ class ClientTracker(GeneralTracker):
     @classmethod
     def is_available(cls) -> bool:
         """Return True if the client is installed; it is not imported."""
-        return importlib.util.find_spec(cls.name) is not None
+        return cls.name in sys.modules or importlib.util.find_spec(cls.name) is not None
 
     @classmethod
     def client(cls) -> Any:

@@ -26,6 +26,15 @@ def shown(outcome: Outcome) -> str:
     return json.dumps(kept) + outcome.traceback
 
 
+def test_exception_that_is_false_reaches_the_cell(kernel: Kernel) -> None:
+    outcome = kernel.execute(
+        "class Problems(Exception):\n    def __len__(self): return 0\n"
+        "def train(): raise Problems('none listed')\n"
+        "notebook_launch(train, 2, monitor=False)"
+    )
+    assert outcome.error == "Problems: none listed"
+
+
 def test_exception_of_one_rank_is_shown_once_and_names_the_other_ranks(kernel: Kernel) -> None:
     outcome = kernel.execute(
         "def train():\n"

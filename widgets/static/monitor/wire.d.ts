@@ -1,7 +1,7 @@
 /**
  * Messages between Python and the page, as JSON.
  *
- * In `widgets/monitor/`, `feed.py` makes the messages of Python, `page_items.py` and `feeds.py` their items. A number
+ * In `widgets/monitor/`, `feed.py` makes the messages of Python and their items. A number
  * that is not finite is null. This file is for the type checker alone; the browser does not load it.
  */
 

@@ -326,3 +326,15 @@ def test_seedable_sampler_that_replaces_another_keeps_its_epoch():
     once = [batch.tolist() for batch in loader]
     sampler.set_epoch(4)
     assert [index for batch in once for index in batch] == list(sampler)
+
+
+def test_reset_in_a_loop_leaves_the_loop_to_go_on(loader):
+    assert sum(1 for _ in loader if loader.reset() is None) == 3
+
+
+def test_random_sampler_over_nothing_raises_as_torchs_does():
+    nothing: list[Any] = []
+    raw = torch.utils.data.DataLoader(nothing, sampler=RandomSampler(nothing, num_samples=5))
+    for loader in (raw, prepare_data_loader(raw)):
+        with pytest.raises(ZeroDivisionError):
+            next(iter(loader))
