@@ -308,8 +308,14 @@ def _sources() -> list[str] | None:
         history: list[str] = shell.history_manager.input_hist_parsed
         return history
     with contextlib.suppress(OSError, UnicodeDecodeError):
-        return [Path(str(getattr(sys.modules["__main__"], "__file__", None))).read_text(encoding="utf-8")]
+        return [_read_script(str(getattr(sys.modules["__main__"], "__file__", None)))]
     return None
+
+
+@functools.lru_cache(maxsize=1)
+def _read_script(file: str) -> str:
+    # Once: it is read for each call, and the script that runs is the one that was there at its start.
+    return Path(file).read_text(encoding="utf-8")
 
 
 def _path_of(root: object, imported: tuple[str, tuple[str, ...]] | None) -> tuple[str | None, tuple[Step, ...]]:
