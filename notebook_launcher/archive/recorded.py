@@ -343,13 +343,16 @@ def _decode(summary: dict[str, Any] | None, folder: Path) -> RunSnapshot:
 
 
 def _seen_from_outside(folder: Path, name: str) -> RunSnapshot:
+    num_logs = 0
+    with contextlib.suppress(FileNotFoundError):  # The folder of a short run that said nothing goes with its end.
+        num_logs = len(list(folder.glob("rank-*.log")))
     return RunSnapshot(
         id=folder.name,
         name=name,
         state="starting",
         started=run_folders.time_in(folder.name),
         seconds=0.0,
-        num_processes=len(list(folder.glob("rank-*.log"))),
+        num_processes=num_logs,
         summary="",
         seed=None,
         error="its folder has no summary",

@@ -61,7 +61,7 @@ class ClientTracker(GeneralTracker):
     @classmethod
     def is_available(cls) -> bool:
         """Return True if the client is installed; it is not imported."""
-        return cls.name in sys.modules or importlib.util.find_spec(cls.name) is not None
+        return sys.modules.get(cls.name) is not None or importlib.util.find_spec(cls.name) is not None
 
     @classmethod
     def client(cls) -> Any:

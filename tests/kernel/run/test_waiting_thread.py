@@ -51,7 +51,11 @@ def run_and_interrupt(session: Session, kernel: int) -> Results:
 
 
 def test_short_call_starts_no_thread(session: Session, threads: list[str]) -> None:
-    assert [*session.run(lambda: 5)] == [5, 5]
+    for _ in range(20):  # On a busy machine a call may not be short.
+        threads.clear()
+        assert [*session.run(lambda: 5)] == [5, 5]
+        if not threads:
+            break
     assert threads == []
 
 
