@@ -333,7 +333,7 @@ def test_reset_in_a_loop_leaves_the_loop_to_go_on(loader):
 
 
 def test_random_sampler_over_nothing_raises_as_torchs_does():
-    nothing: list[Any] = []
+    nothing: Any = []
     raw = torch.utils.data.DataLoader(nothing, sampler=RandomSampler(nothing, num_samples=5))
     for loader in (raw, prepare_data_loader(raw)):
         with pytest.raises(ZeroDivisionError):
