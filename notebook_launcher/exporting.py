@@ -146,8 +146,7 @@ def export(
     try:
         for file, content in contents.items():
             file.parent.mkdir(parents=True, exist_ok=True)
-            mode = 0o600 if is_private else 0o666
-            replace_file(file, functools.partial(Path.write_bytes, data=content), mode=mode, in_own_folder=False)
+            replace_file(file, functools.partial(Path.write_bytes, data=content), mode=0o600 if is_private else 0o666)
     except OSError as error:
         raise ConfigError(f"export(path={os.fspath(file)!r}): it cannot be written: {error.strerror}.") from error
     return Exported(

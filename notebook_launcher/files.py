@@ -29,7 +29,7 @@ def read_text(path: Path, most: int) -> str:
 
 
 def replace_file(
-    target: Path, write: Callable[[Path], object], *, mode: int = 0o666, in_own_folder: bool = True
+    target: Path, write: Callable[[Path], object], *, mode: int = 0o666, in_own_folder: bool = False
 ) -> None:
     """Let `write(path)` write a file aside, then rename it to `target`, which stays as it is if that fails.
 

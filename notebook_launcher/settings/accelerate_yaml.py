@@ -249,8 +249,7 @@ def write(file: Path, options: Mapping[str, Any], *, num_processes: int, use_gpu
             text = f"# Not written, because {why}: {', '.join(names)}. Pass them as env=.\n{text}"
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        mode = 0o600 if env else 0o666
-        replace_file(file, lambda part: part.write_text(text, encoding="utf-8"), mode=mode, in_own_folder=False)
+        replace_file(file, lambda part: part.write_text(text, encoding="utf-8"), mode=0o600 if env else 0o666)
     except OSError as error:
         raise ConfigError(f"{file} cannot be written: {error.strerror}.") from error
 

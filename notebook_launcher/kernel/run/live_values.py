@@ -277,13 +277,12 @@ class MetricSeries:
         """Return the points after a position, as far as they are kept, and the next position; the first is 0."""
         chunks, newest, num_dropped = self._kept
         newest = newest.copy()  # Points may come while the chunks are read.
-        # While the newest points are packed, they are a chunk's number, and not among the chunks yet.
-        first = min(max(0, position - num_dropped) // CHUNK, len(chunks))
-        skip = max(0, position - num_dropped) - first * CHUNK
+        start = max(0, position - num_dropped)
+        first = min(start // CHUNK, len(chunks))  # While the newest points are packed, they are as many as a chunk has.
         points = [point for chunk in chunks[first:] for point in _unpacked(chunk)]
         points += newest
         end = num_dropped + len(chunks) * CHUNK + len(newest)
-        return points[skip:], end
+        return points[start - first * CHUNK :], end
 
 
 def _packed(points: list[MetricPoint]) -> bytes:

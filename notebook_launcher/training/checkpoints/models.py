@@ -197,7 +197,8 @@ def save(
         )
     if not hasattr(f, "write"):
         write = functools.partial(write_weights, state=obj, safe=True)
-        files.replace_file(Path(f), write if safe_serialization else lambda path: folders.write_object(path, obj))
+        write_part = write if safe_serialization else lambda path: folders.write_object(path, obj)
+        files.replace_file(Path(f), write_part, in_own_folder=True)
         folders.sync_folder(Path(os.path.realpath(f)).parent)
     elif safe_serialization:
         check_tensors(obj, safe=True)

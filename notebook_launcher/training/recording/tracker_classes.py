@@ -133,9 +133,7 @@ class JSONLinesTracker(GeneralTracker):
     def store_init_configuration(self, values: dict[str, Any]) -> None:
         """Write `config.json`, whole or not at all."""
         text = json.dumps(plain(values), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-        replace_file(
-            self.folder / "config.json", lambda part: part.write_text(text, encoding="utf-8"), in_own_folder=False
-        )
+        replace_file(self.folder / "config.json", lambda part: part.write_text(text, encoding="utf-8"))
 
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
         """Append a line.
