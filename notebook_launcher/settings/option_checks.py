@@ -24,6 +24,12 @@ def check_setup(setup: object) -> None:
     if setup is None:
         return
     if isinstance(setup, str):
+        words = setup.strip()
+        if words.endswith(".py") and len(words.split()) == 1:
+            raise ConfigError(
+                f"setup={setup!r} is text of code, not the path of a file. Write setup=Path({words!r}).read_text().",
+                field="setup",
+            )
         try:
             compile(setup, "setup=", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
         except (SyntaxError, ValueError) as error:

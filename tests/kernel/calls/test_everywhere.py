@@ -97,6 +97,7 @@ def generate() -> Iterator[int]:
         (7, r"setup=7 is an int\. Pass a function without arguments, or text of code"),
         (generate, r"setup=.*generate is a generator function, so calling it runs nothing\. Write a plain def"),
         (lambda a: a, r"setup=.* cannot be called without arguments: missing a required argument: 'a'"),
+        ("train.py", r"setup='train\.py' is text of code, not the path of a file"),
         ("x = (", r"the code of setup= is no Python: .*line 1"),
     ],
 )
