@@ -40,7 +40,10 @@ def family_of(outcome: Outcome) -> dict[str, psutil.Process]:
 
 
 def is_alive(process: psutil.Process) -> bool:
-    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:  # It has gone between the two questions.
+        return False
 
 
 @pytest.mark.parametrize("victim", ["rank", "supervisor", "fork server"])

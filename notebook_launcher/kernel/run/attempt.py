@@ -312,7 +312,9 @@ class Attempt:
             return False
         if all(_is_victim(outcome) for outcome in self.state.failures):
             before_stop()
-        self._climb_onto(Ladder.start(self._clock(), ladder.FAILURE_BUDGETS))
+        is_session = self.tree.setup.many_calls
+        budgets = ladder.SESSION_FAILURE_BUDGETS if is_session else ladder.FAILURE_BUDGETS
+        self._climb_onto(Ladder.start(self._clock(), budgets))
         self._give_up_by(min(now + ladder.FAILED_BUDGET, max(now, self.limit) + ladder.STOP_BUDGET))
         return True
 

@@ -52,6 +52,8 @@ USER_BUDGETS = {Rung.ASK: 0.5, Rung.INTERRUPT: 1.0, Rung.TERMINATE: 0.5}
 """Seconds; together 2.0, so that a stop takes under 3 s even if every rank ignores every signal."""
 FAILURE_BUDGETS = {Rung.INTERRUPT: 0.4, Rung.TERMINATE: 0.3}
 """Seconds after a failure. The peers' work is lost then, and the error should be in the cell in under 2 s."""
+SESSION_FAILURE_BUDGETS = {Rung.INTERRUPT: 1.4, Rung.TERMINATE: 0.3}
+"""The same in a session, where a rank that is killed because it was in C code for a moment loses the user's memory."""
 
 STOP_BUDGET = 4.0
 """Seconds from the beginning of a user's stop, or from a limit, until what has not ended is given up."""

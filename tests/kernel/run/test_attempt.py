@@ -254,6 +254,14 @@ def test_ranks_that_do_not_end_are_given_up(clock: Clock, case: str) -> None:
     assert call.attempt.timed_out == (case == "limit")
 
 
+def test_rank_of_a_session_that_is_in_c_code_when_its_peer_fails_has_a_second_to_come_back(clock: Clock) -> None:
+    call = Call(clock, Tree(many_calls=True)).start()
+    call.fail(1)
+    assert call.act(SURE_GRACE) == [((0, 2), signal.SIGINT)]
+    assert call.act(1.2) == []
+    assert call.act(0.2) == [((0,), signal.SIGKILL)]
+
+
 def test_session_kills_one_rank_in_place_of_terminating_all(clock: Clock) -> None:
     call = Call(clock, Tree(many_calls=True)).start()
     call.attempt.stop()
