@@ -149,14 +149,8 @@ def test_script_runs_under_our_launch_with_equal_numbers_and_the_options_of_the_
     assert done.returncode == 0, done.stderr
     assert_equal_to_the_bit(folder, "launched")
     (run,) = runs(home)
-    config = run.config
-    assert (run.name, run.tags, config.timeout, config.max_restarts, config.output) == (
-        "a run",
-        ("x y",),
-        200,
-        1,
-        "rank0",
-    )
+    assert (run.name, run.tags) == ("a run", ("x y",))
+    assert (run.config.timeout, run.config.max_restarts, run.config.output) == (200, 1, "rank0")
 
 
 def test_script_holds_what_the_function_needs_and_nothing_else(folder):
@@ -186,111 +180,9 @@ def test_script_holds_what_the_function_needs_and_nothing_else(folder):
     ]
 
 
-REFUSALS = """
+REGISTRIES = """
 import functools, os, torch
 from pathlib import Path
-from notebook_launcher import export
-def make():
-    def inner(): pass
-    return inner
-inner, square, file = make(), lambda x: x, open(os.devnull)
-def uses_inner(): inner()
-def uses_lambda(): square(2)
-def uses_file(): file.read()
-def magic(): get_ipython().system("ls")
-exec("def made(): pass")
-def uses_made(): made()
-class Odd: pass
-odd = Odd()
-def default(x=odd): pass
-def fine(x=1): return unheard_of
-def told(*args, **more):
-    try:
-        export(*args, **more)
-    except Exception as error:
-        print(f"{type(error).__name__}: {error}")
-told(uses_inner, "a.py")
-told(uses_lambda, "a.py")
-told(uses_file, "a.py")
-told(magic, "a.py")
-told(uses_made, "a.py")
-told(default, "a.py")
-told(functools.partial(fine, 1), "a.py")
-told(fine, "a.txt")
-told(fine, "no/such/a.py")
-told(fine, "a.py", seed="x")
-told(fine, "a.py", args=(1, 2))
-told(fine, "a.py", args=(file,))
-Path("mine.py").write_text("x = 1")
-told(fine, "mine.py")
-Path("held.values").write_text("mine")
-told(fine, "held.py", args=(torch.ones(2),))
-print(os.listdir("."))
-print(export(fine, "mine.py", overwrite=True, seed=1, num_processes=3, devices="cpu", max_restarts=2))
-print(export(fine, "mine.py", seed=1, num_processes=1, devices="cpu"))
-print(export(os.path.join, "joined.py", args=("a", "b"), num_processes=1, devices="cpu").notes)
-"""
-
-
-def test_refusals_name_what_cannot_be_written_and_leave_no_file(tmp_path):
-    (tmp_path / "notebook.py").write_text(REFUSALS)
-    done = run_program(sys.executable, "notebook.py", cwd=tmp_path, env=surroundings(tmp_path))
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
-    expected = [
-        "make.<locals>.inner cannot be exported: only what is defined at the top level",
-        "<lambda> cannot be exported: only what is defined at the top level",
-        "file cannot be exported: its value, a TextIOWrapper, cannot be written to a file",
-        "magic cannot be exported: it uses get_ipython() or a magic",
-        "made cannot be exported: its source was not found. Define it in a cell or in a module",
-        "default cannot be exported: its decorators, defaults or bases use odd",
-        "partial objects cannot be exported. Pass a function that is defined with `def`",
-        "export(path='a.txt'): the name of a script ends in .py.",
-        "export(path='no/such/a.py'): there is no folder",
-        "seed='x' is a str; it must be a whole number.",
-        "fine(x=1) cannot be called with args=(1, 2)",
-        "argument 1 cannot be exported: its value, a TextIOWrapper",
-        "mine.py exists, and export() has not written it.",
-        "held.values exists, and export() has not written it.",
-    ]
-    for line, words in zip(lines, expected, strict=False):
-        assert line.startswith("ConfigError: "), line
-        assert words in line
-    assert "Its source begins: 'inner, square, file = make(), lambda x: x, open(os.devnull)'." in lines[1]
-    assert sorted(eval(lines[len(expected)])) == ["held.values", "mine.py", "notebook.py"]  # a list of names
-    rest = lines[len(expected) + 1 :]
-    assert rest[1] == "    torchrun --standalone --nproc-per-node=3 --max-restarts=2 mine.py"
-    assert rest[3] == "unheard_of is not defined in this notebook"
-    assert rest[-1] == "()"
-
-
-def test_cells_of_a_notebook_are_exported(kernel, tmp_path):
-    define = (
-        "from notebook_launcher import export\nimport codecs, colorsys, dataclasses\n"
-        "codecs.register_error('mine', lambda error: ('?', error.end))\n"
-        "def mine(): return 4\n"
-        "colorsys.rgb_to_hsv = mine\ncolorsys.ONE_SIXTH, colorsys.file = 2, open('/dev/null')\n"
-        "@dataclasses.dataclass\nclass Point:\n    x: int = 3\n"
-        "def show():\n"
-        "    display(Point().x + EXTRA + colorsys.rgb_to_hsv() + colorsys.ONE_SIXTH)\n"
-        "    display(b'a\\xff'.decode('ascii', 'mine'))\n"
-    )
-    assert kernel.execute(define).error is None
-    kernel.execute("%load_ext notebook_launcher")
-    assert kernel.execute("%%everywhere\nZERO = 0\nEXTRA = ZERO").error is None
-    outcome = kernel.execute(f"export(show, {str(tmp_path / 'show.py')!r}, 1, devices='cpu')")
-    kernel.execute("%unload_ext notebook_launcher\ndel ZERO, EXTRA\ncolorsys.file.close(); del colorsys.file")
-    assert outcome.error is None, outcome.traceback
-    assert "what cells have done at colorsys.file is not written" in (outcome.result or "")
-    text = (tmp_path / "show.py").read_text()
-    assert "\nZERO = 0\nEXTRA = ZERO\n" in text
-    assert "@dataclasses.dataclass\nclass Point:\n    x: int = 3\n" in text
-    assert "from IPython.display import display\n" in text
-    done = run_program(sys.executable, "show.py", cwd=tmp_path, env=dict(os.environ))
-    assert (done.returncode, done.stdout) == (0, "9\na?\n"), done.stderr
-
-
-REGISTRIES = """
 from notebook_launcher import export
 
 KINDS = {}
@@ -331,34 +223,134 @@ def train():
     kept = models.kept == {"Small": Small} and SEEN == {Small}
     print(sorted(KINDS), KINDS["plus"](1), [f.__name__ for f in ORDER], kept, dist.get_world_size())
 
-def told():
+def told(*args, **more):
     try:
-        export(train, "wrong.py", 1, devices="cpu")
+        export(*args, **more)
     except Exception as error:
         print(f"{type(error).__name__}: {error}")
 
 export(train, "out.py", 1, devices="cpu", setup="SETTING = OFFSET")
 for f in (twice, plus): KINDS[f.__name__ + "!"] = f
-told()
+told(train, "wrong.py", 1, devices="cpu")
 gone = 1
 def train(x=gone): pass
 del gone
-told()
+told(train, "wrong.py", 1, devices="cpu")
 """
 
 
-def test_registries_are_filled_by_the_scripts_own_code_which_is_tried_first(tmp_path):
-    (tmp_path / "notebook.py").write_text(REGISTRIES)
-    env = {name: value for name, value in surroundings(tmp_path).items() if name != "RANK"}
-    wrong = run_program(sys.executable, "notebook.py", cwd=tmp_path, env=env)
-    assert wrong.returncode == 0, wrong.stderr
-    done = run_program(sys.executable, "out.py", cwd=tmp_path, env=env)
+REFUSALS = """
+def make():
+    def inner(): pass
+    return inner
+inner, square, file = make(), lambda x: x, open(os.devnull)
+def uses_inner(): inner()
+def uses_lambda(): square(2)
+def uses_file(): file.read()
+def magic(): get_ipython().system("ls")
+exec("def made(): pass")
+def uses_made(): made()
+class Odd: pass
+odd = Odd()
+def default(x=odd): pass
+def fine(x=1): return unheard_of
+told(uses_inner, "a.py")
+told(uses_lambda, "a.py")
+told(uses_file, "a.py")
+told(magic, "a.py")
+told(uses_made, "a.py")
+told(default, "a.py")
+told(functools.partial(fine, 1), "a.py")
+told(fine, "a.txt")
+told(fine, "no/such/a.py")
+told(fine, "a.py", seed="x")
+told(fine, "a.py", args=(1, 2))
+told(fine, "a.py", args=(file,))
+Path("mine.py").write_text("x = 1")
+told(fine, "mine.py")
+Path("held.values").write_text("mine")
+told(fine, "held.py", args=(torch.ones(2),))
+print(os.listdir("."))
+print(export(fine, "mine.py", overwrite=True, seed=1, num_processes=3, devices="cpu", max_restarts=2))
+print(export(fine, "mine.py", seed=1, num_processes=1, devices="cpu"))
+print(export(os.path.join, "joined.py", args=("a", "b"), num_processes=1, devices="cpu").notes)
+"""
+
+
+@pytest.fixture(scope="module")
+def told_by_a_program(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+    """The folder of a program that exports its functions, and what it has printed."""
+    folder = tmp_path_factory.mktemp("told")
+    (folder / "notebook.py").write_text(REGISTRIES + REFUSALS)
+    done = run_program(sys.executable, "notebook.py", cwd=folder, env=surroundings(folder))
+    assert done.returncode == 0, done.stderr
+    return folder, done.stdout.splitlines()
+
+
+def test_registries_are_filled_by_the_scripts_own_code_which_is_tried_first(told_by_a_program):
+    folder, (entries, failing, *_) = told_by_a_program
+    env = {name: value for name, value in surroundings(folder).items() if name != "RANK"}
+    done = run_program(sys.executable, "out.py", cwd=folder, env=env)
     assert done.stdout == "['plus', 'twice'] 6 ['plus', 'twice'] True 1\n", done.stderr
-    text = (tmp_path / "out.py").read_text()
+    text = (folder / "out.py").read_text()
     assert text.index("KINDS = {}") < text.index('@register("twice")') < text.index("ORDER.append(plus)")
     assert "SETTING = OFFSET" in text
-    entries, failing = wrong.stdout.splitlines()
     assert "wrong.py was not written: KINDS would have 2 entries, and has 4 in the notebook. Fill it by" in entries
     assert "fail by themselves, line " in failing
     assert ": `def train(x=gone): pass`: NameError: name 'gone' is not" in failing
-    assert not (tmp_path / "wrong.py").exists()
+    assert not (folder / "wrong.py").exists()
+
+
+def test_refusals_name_what_cannot_be_written_and_leave_no_file(told_by_a_program):
+    _, (_, _, *lines) = told_by_a_program
+    expected = [
+        "make.<locals>.inner cannot be exported: only what is defined at the top level",
+        "<lambda> cannot be exported: only what is defined at the top level",
+        "file cannot be exported: its value, a TextIOWrapper, cannot be written to a file",
+        "magic cannot be exported: it uses get_ipython() or a magic",
+        "made cannot be exported: its source was not found. Define it in a cell or in a module",
+        "default cannot be exported: its decorators, defaults or bases use odd",
+        "partial objects cannot be exported. Pass a function that is defined with `def`",
+        "export(path='a.txt'): the name of a script ends in .py.",
+        "export(path='no/such/a.py'): there is no folder",
+        "seed='x' is a str; it must be a whole number.",
+        "fine(x=1) cannot be called with args=(1, 2)",
+        "argument 1 cannot be exported: its value, a TextIOWrapper",
+        "mine.py exists, and export() has not written it.",
+        "held.values exists, and export() has not written it.",
+    ]
+    for line, words in zip(lines, expected, strict=False):
+        assert line.startswith("ConfigError: "), line
+        assert words in line
+    assert "Its source begins: 'inner, square, file = make(), lambda x: x, open(os.devnull)'." in lines[1]
+    assert sorted(eval(lines[len(expected)])) == ["held.values", "mine.py", "notebook.py", "out.py"]  # a list of names
+    rest = lines[len(expected) + 1 :]
+    assert rest[1] == "    torchrun --standalone --nproc-per-node=3 --max-restarts=2 mine.py"
+    assert rest[3] == "unheard_of is not defined in this notebook"
+    assert rest[-1] == "()"
+
+
+def test_cells_of_a_notebook_are_exported(kernel, tmp_path):
+    define = (
+        "from notebook_launcher import export\nimport codecs, colorsys, dataclasses\n"
+        "codecs.register_error('mine', lambda error: ('?', error.end))\n"
+        "def mine(): return 4\n"
+        "colorsys.rgb_to_hsv = mine\ncolorsys.ONE_SIXTH, colorsys.file = 2, open('/dev/null')\n"
+        "@dataclasses.dataclass\nclass Point:\n    x: int = 3\n"
+        "def show():\n"
+        "    display(Point().x + EXTRA + colorsys.rgb_to_hsv() + colorsys.ONE_SIXTH)\n"
+        "    display(b'a\\xff'.decode('ascii', 'mine'))\n"
+    )
+    assert kernel.execute(define).error is None
+    kernel.execute("%load_ext notebook_launcher")
+    assert kernel.execute("%%everywhere\nZERO = 0\nEXTRA = ZERO").error is None
+    outcome = kernel.execute(f"export(show, {str(tmp_path / 'show.py')!r}, 1, devices='cpu')")
+    kernel.execute("%unload_ext notebook_launcher\ndel ZERO, EXTRA\ncolorsys.file.close(); del colorsys.file")
+    assert outcome.error is None, outcome.traceback
+    assert "what cells have done at colorsys.file is not written" in (outcome.result or "")
+    text = (tmp_path / "show.py").read_text()
+    assert "\nZERO = 0\nEXTRA = ZERO\n" in text
+    assert "@dataclasses.dataclass\nclass Point:\n    x: int = 3\n" in text
+    assert "from IPython.display import display\n" in text
+    done = run_program(sys.executable, "show.py", cwd=tmp_path, env=dict(os.environ))
+    assert (done.returncode, done.stdout) == (0, "9\na?\n"), done.stderr

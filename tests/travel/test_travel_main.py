@@ -107,29 +107,6 @@ def test_cells_show_their_source_in_the_rank_and_the_shell_is_refused_by_name() 
     """)
 
 
-def test_what_torch_wraps_is_refused_with_the_way_out(tmp_path: Path) -> None:
-    notebook(f"""
-        import torch
-        from notebook_launcher.errors import ReturnValueError
-        def make(choose):
-            dist = torch.distributed
-            if not dist.is_initialized():
-                dist.init_process_group("gloo", init_method="file://{tmp_path}/store", rank=0, world_size=1)
-            return choose(torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1)), dist.group.WORLD)
-        def refusal(choose):
-            try:
-                rank.call(make, choose)
-            except ReturnValueError as error:
-                return str(error)
-        wrapped = refusal(lambda model, group: {{"model": model}})
-        assert wrapped.startswith("the return value cannot travel: `result['model']` is a torch."), wrapped
-        assert "Return `model.module` or" in wrapped, wrapped
-        group = refusal(lambda model, group: [group])
-        assert "`result[0]` is a" in group and "ProcessGroup" in group, group
-        assert rank.call(make, lambda model, group: model.module).weight.shape == (1, 1)
-    """)
-
-
 @pytest.mark.parametrize("compiled", [True, False])
 def test_modules_that_changed_since_their_import_are_named(tmp_path: Path, compiled: bool) -> None:
     (tmp_path / "core.py").write_text("def base(): return 1\n")

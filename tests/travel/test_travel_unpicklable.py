@@ -27,6 +27,7 @@ from notebook_launcher.errors import CaptureError, ReturnValueError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 lock = threading.Lock()
 
@@ -97,14 +98,8 @@ class Stubborn:
 
 EVENTS = r"logger.events\[1\]\['lock'\]`"
 CALLS: dict[str, tuple[travel.FunctionCall, str]] = {
-    "global": (
-        travel.FunctionCall(helper, (), {}),
-        r"^the function helper captures `lock`, a _thread.lock, ",
-    ),
-    "helper": (
-        travel.FunctionCall(train, (), {}),
-        r"captures `lock`, a _thread.lock \(train -> helper -> lock\)",
-    ),
+    "global": (travel.FunctionCall(helper, (), {}), r"^the function helper captures `lock`, a _thread.lock, "),
+    "helper": (travel.FunctionCall(train, (), {}), r"captures `lock`, a _thread.lock \(train -> helper -> lock\)"),
     "default": (travel.FunctionCall(with_default, (), {}), r"default of `when` in with_default is a _thread.lock"),
     "attribute": (travel.FunctionCall(nested, (), {}), rf"^`trainer.{EVENTS} \(captured by nested through `trainer`\)"),
     "method": (travel.FunctionCall(trainer.fit, (), {}), rf"^`self.{EVENTS} \(captured by Trainer.fit through `self`"),
@@ -177,9 +172,8 @@ def test_accelerator_of_the_kernel_is_refused() -> None:
 
     accelerator = accelerate.Accelerator(cpu=True)
     for value in (accelerator, AcceleratorState(), PartialState()):
-        with pytest.raises(
-            CaptureError, match=rf"an? accelerate.*{type(value).__name__}.*Create .* inside the function"
-        ):
+        advice = rf"an? accelerate.*{type(value).__name__}.*Create .* inside the function"
+        with pytest.raises(CaptureError, match=advice):
             travel.pack_call(travel.FunctionCall(print, (value,), {}))
     AcceleratorState._reset_state(reset_partial_state=True)
 
@@ -237,6 +231,21 @@ def test_returned_part_is_named(name: str) -> None:
         travel.pack_value(value)
 
 
+def test_what_torch_wraps_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    store = f"file://{tmp_path}/store"
+    torch.distributed.init_process_group("gloo", init_method=store, rank=0, world_size=1)
+    try:
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))
+        wrapped = r"^the return value cannot travel: `result\['model'\]` is a torch\..*Return `model.module` or"
+        with pytest.raises(ReturnValueError, match=wrapped):
+            travel.pack_value({"model": model})
+        with pytest.raises(ReturnValueError, match=r"`result\[0\]` is a.*ProcessGroup"):
+            travel.pack_value([torch.distributed.group.WORLD])
+        assert travel.unpack_value(travel.pack_value(model.module)).weight.shape == (1, 1)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
 class Unbuildable:
     def __reduce__(self) -> Any:
         return _refuse, ()
@@ -248,7 +257,6 @@ def _refuse() -> None:
 
 
 def test_value_that_cannot_be_rebuilt_is_an_error() -> None:
-    with pytest.raises(
-        ReturnValueError, match=r"OSError: no such thing here\. Return plain data, or import the class in"
-    ):
+    advice = r"OSError: no such thing here\. Return plain data, or import the class in"
+    with pytest.raises(ReturnValueError, match=advice):
         travel.unpack_value(travel.pack_value(Unbuildable()))
