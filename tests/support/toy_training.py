@@ -94,6 +94,17 @@ def sessions_fixture(*numbers: int, set_up: Callable[[], Any] | None = None) -> 
     return opened_sessions
 
 
+def room_session(number: int) -> Any:
+    """Return a fixture: the session of so many ranks of a folder that has `room_ranks`."""
+
+    @pytest.fixture(scope="module")
+    def opened_session(room_ranks: Sessions) -> Session:
+        room_ranks.open(number)
+        return room_ranks[number]
+
+    return opened_session
+
+
 def session_fixture(number: int, set_up: Callable[[], Any] = os.getpid) -> Any:
     """Return a fixture: a session of so many ranks for all tests of a file.
 
@@ -118,13 +129,20 @@ def make_replicas() -> None:
     Accelerator(cpu=True, parallelism_config=ParallelismConfig(dp_replicate_size=2, dp_shard_size=2))
 
 
+@contextlib.contextmanager
+def micro_batch(accelerator: Any, optimizer: Any, *models: Any) -> Iterator[Callable[..., None]]:
+    """Train with what the block gives to the function that it gets, `accelerator.backward`."""
+    with accelerator.accumulate(*models):
+        yield accelerator.backward
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 def fit(accelerator: Any, model: Any, optimizer: Any, batches: Iterable[Any]) -> None:
     """Train with the mean squared error, in windows."""
     for inputs, targets in batches:
-        with accelerator.accumulate(model):
-            accelerator.backward(torch.nn.functional.mse_loss(model(inputs), targets))
-            optimizer.step()
-            optimizer.zero_grad()
+        with micro_batch(accelerator, optimizer, model) as backward:
+            backward(torch.nn.functional.mse_loss(model(inputs), targets))
 
 
 def whole(tensors: Iterable[Any]) -> list[torch.Tensor]:

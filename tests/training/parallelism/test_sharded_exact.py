@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from notebook_launcher import (
     Accelerator,
+    DeepSpeedPlugin,
     GradientAccumulationPlugin,
     GradScalerKwargs,
     ParallelismConfig,
@@ -23,12 +24,15 @@ from tests.support.toy_training import (
     make_data,
     make_model,
     make_replicas,
+    micro_batch,
     sessions_fixture,
     shards_on_cpus,
     whole,
 )
 
 pytestmark = shards_on_cpus
+
+HYBRID: dict[str, Any] = {"parallelism_config": ParallelismConfig(dp_replicate_size=2, dp_shard_size=2)}
 
 LAYOUTS = ("plain", "shard", "kept", "whole unit", "offload", "hybrid")
 TOLERANCES = {"no": 1e-6, "bf16": 0.05, "fp16": 0.01}
@@ -83,10 +87,8 @@ def train(layout: str, options: dict[str, Any]) -> list[Any]:
     for number, (inputs, _) in enumerate(loader):
         if number == options["leave"]:
             break
-        with accelerator.accumulate(net):
-            accelerator.backward(10 * net(inputs).sum(), weight=1)
-            optimizer.step()
-            optimizer.zero_grad()
+        with micro_batch(accelerator, optimizer, net) as backward:
+            backward(10 * net(inputs).sum(), weight=1)
     updates: list[Any] = []
     seen: list[Any] = []
     for inputs, targets in loader:
@@ -153,11 +155,12 @@ def test_updates_are_those_of_the_full_batch_in_each_layout(ranks, layout, num_r
 
 @pytest.mark.parametrize(("layout", "each"), [("shard", True), ("hybrid", None), ("hybrid", False), ("offload", False)])
 def test_short_last_window_after_one_that_was_left_is_exact(ranks, layout, each):
-    options = {"steps": 4, "num_samples": 23, "batch_size": 1, "each": each, "clip": "norm", "precision": "no"}
-    check(ranks.run(4, train, layout, {**options, "leave": 2}), {**options, "leave": 2})
+    sizes = {"steps": 4, "num_samples": 23, "batch_size": 1, "leave": 2}
+    options = {**sizes, "each": each, "clip": "norm", "precision": "no"}
+    check(ranks.run(4, train, layout, options), options)
 
 
-def count(each: bool | None) -> list[tuple[int, int]]:
+def count(each: bool | None) -> list[Any]:
     """Return the numbers of reduce-scatters and all-reduces in each backward of a window, with two replicas."""
     from torch.distributed.tensor.debug import CommDebugMode
 
@@ -167,16 +170,13 @@ def count(each: bool | None) -> list[tuple[int, int]]:
     net, optimizer = accelerator.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
     counted = []
     for _ in range(3):
-        with accelerator.accumulate(net):
+        with micro_batch(accelerator, optimizer, net) as backward:
             loss = net(torch.ones(2, 3)).sum()
             with CommDebugMode() as mode:
-                accelerator.backward(loss)
-            found = {str(kind): number for kind, number in mode.get_comm_counts().items()}
-            counted.append(
-                tuple(sum(found[kind] for kind in found if name in kind) for name in ("reduce_scatter", "allreduce"))
-            )
-            optimizer.step()
-            optimizer.zero_grad()
+                backward(loss)
+        found = {str(kind): number for kind, number in mode.get_comm_counts().items()}
+        kinds = ("reduce_scatter", "allreduce")
+        counted.append(tuple(sum(found[kind] for kind in found if name in kind) for name in kinds))
     return counted
 
 
@@ -195,7 +195,9 @@ def test_replicas_are_reduced_at_the_end_of_a_window_alone(ranks, each, expected
 
 
 def train_in_order(order: str, settings: dict[str, Any]) -> list[torch.Tensor]:
-    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=3, **settings)
+    deepspeed = settings.get("deepspeed_plugin")
+    given = {} if deepspeed else {"gradient_accumulation_steps": 3, "max_grad_norm": 0.5}
+    accelerator = Accelerator(cpu=True, **given, **settings)
     net: Any = make_model(seed=accelerator.process_index)  # of rank 0 alone the weights count
     plain: Any = torch.optim.AdamW(net.parameters(), lr=0.1)
     loader: Any = DataLoader(TensorDataset(*make_data(29)), 2)
@@ -207,11 +209,21 @@ def train_in_order(order: str, settings: dict[str, Any]) -> list[torch.Tensor]:
     else:
         loader, plain = accelerator.prepare(loader, plain)
         net = accelerator.prepare(net)
-    assert accelerator.is_fsdp2 == (accelerator.num_processes > 1 and bool(settings))
-    assert accelerator.state.is_fsdp2 == accelerator.is_fsdp2
+    mesh = accelerator.torch_device_mesh
+    assert accelerator.deepspeed_plugin is accelerator.state.deepspeed_plugin is deepspeed
+    shards = accelerator.num_processes > 1 and bool(settings) and (deepspeed is None or deepspeed.zero_stage > 0)
+    assert accelerator.is_fsdp2 == accelerator.state.is_fsdp2 == accelerator.is_composable_parallelism_enabled == shards
+    assert str(accelerator.distributed_type).endswith("FSDP") == shards
+    assert (None if mesh is None else mesh.size()) == (accelerator.num_processes if shards else None)
+    assert not accelerator.multi_device
     for _ in range(2):
         fit(accelerator, net, plain, loader)
     return whole(net.parameters())
+
+
+def zero(stage: int, **options: Any) -> dict[str, Any]:
+    plugin = DeepSpeedPlugin(zero_stage=stage, gradient_accumulation_steps=3, gradient_clipping=0.5, **options)
+    return {"deepspeed_plugin": plugin}
 
 
 @pytest.mark.parametrize(
@@ -221,7 +233,12 @@ def train_in_order(order: str, settings: dict[str, Any]) -> list[torch.Tensor]:
         (2, "model first", {"parallelism_config": ParallelismConfig(dp_shard_size=2)}),
         (3, "optimizer first", {"fsdp_plugin": Plugin(reshard_after_forward=False)}),
         (4, "together", {"fsdp_plugin": Plugin(cpu_offload=True, auto_wrap_policy="no_wrap")}),
-        (4, "optimizer first", {"parallelism_config": ParallelismConfig(dp_replicate_size=2, dp_shard_size=2)}),
+        (4, "optimizer first", HYBRID),
+        (1, "together", zero(3)),
+        (2, "together", zero(0)),
+        (2, "model first", zero(1)),
+        (2, "together", zero(3, offload_param_device="cpu")),
+        (4, "together", {**zero(2), **HYBRID}),
     ],
 )
 def test_updates_are_those_of_whole_models(ranks, num_ranks, order, settings):

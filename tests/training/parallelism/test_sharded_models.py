@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,7 +15,7 @@ from notebook_launcher import (
     notebook_launch,
 )
 from notebook_launcher import FullyShardedDataParallelPlugin as Plugin
-from tests.support.toy_training import session_fixture, shards_on_cpus
+from tests.support.toy_training import micro_batch, room_session, shards_on_cpus
 from tests.support.toy_training import whole as copies
 
 if TYPE_CHECKING:
@@ -80,7 +79,7 @@ class Adapted(torch.nn.Module):
         return outputs
 
 
-session = session_fixture(2)
+session = room_session(2)
 
 
 def whole(model: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -255,10 +254,8 @@ def test_several_models_and_an_optimizer_with_state_are_sharded(session):
         nets = [accelerator.prepare(net) for net in nets]
         torch.manual_seed(accelerator.process_index)
         for _ in range(3):
-            with accelerator.accumulate(*nets):
-                accelerator.backward(nets[1](nets[0](torch.randn(2, 3))).pow(2).mean())
-                optimizer.step()
-                optimizer.zero_grad()
+            with micro_batch(accelerator, optimizer, *nets) as backward:
+                backward(nets[1](nets[0](torch.randn(2, 3))).pow(2).mean())
         moments = [optimizer.state[parameter]["exp_avg"] for net in nets for parameter in net.parameters()]
         assert all(hasattr(moment, "full_tensor") for moment in moments) == sharded
         return [value for net in nets for value in whole(accelerator.unwrap_model(net)).values()]
@@ -299,10 +296,8 @@ def test_ranks_that_use_different_parameters_of_a_unit_train_as_with_ddp(session
             net, optimizer = accelerator.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
         for number in range(4):
             inputs = torch.full((2, 3), float((number + accelerator.process_index) % 3))
-            with accelerator.accumulate(net):
-                accelerator.backward(net(inputs).pow(2).mean())
-                optimizer.step()
-                optimizer.zero_grad()
+            with micro_batch(accelerator, optimizer, net) as backward:
+                backward(net(inputs).pow(2).mean())
         return whole(accelerator.unwrap_model(net))
 
     expected = session.run(train, args=({},))[0]
@@ -342,31 +337,6 @@ def test_settings_that_do_not_fit_a_model_are_refused_by_name(session, make, plu
         session.run(prepare)
 
 
-def misuse_shared() -> None:
-    accelerator = Accelerator(cpu=True, fsdp_plugin=Plugin())
-    one, two = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
-    two.weight = one.weight
-    accelerator.prepare(one)
-    accelerator.prepare(two)
-
-
-def misuse_unsynced() -> None:
-    accelerator = Accelerator(cpu=True, fsdp_plugin=Plugin())
-    net: Any = torch.nn.Linear(2, 2)
-    net, optimizer = accelerator.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
-    with accelerator.no_sync(net):
-        accelerator.backward(net(torch.ones(1, 2)).sum())
-    optimizer.step()
-
-
-def misuse_stray() -> None:
-    accelerator = Accelerator(cpu=True, fsdp_plugin=Plugin())
-    net: Any = torch.nn.Linear(2, 2)
-    optimizer: Any = accelerator.prepare(torch.optim.SGD(net.parameters(), lr=0.1))
-    net(torch.ones(1, 2)).sum().backward()
-    optimizer.step()
-
-
 def act_alone(act: str, peers: str) -> None:
     """Let rank 0 do what all ranks have to do, while the other trains on, or waits elsewhere."""
     accelerator = Accelerator(cpu=True, fsdp_plugin=Plugin())
@@ -385,10 +355,8 @@ def act_alone(act: str, peers: str) -> None:
             accelerator.wait_for_everyone()
         elif number == 1 and act not in ("evaluate", "train"):
             wait_until_ahead(act)
-        with accelerator.accumulate(net):
-            accelerator.backward(net(torch.ones(1, 2)).sum())
-            optimizer.step()
-            optimizer.zero_grad()
+        with micro_batch(accelerator, optimizer, net) as backward:
+            backward(net(torch.ones(1, 2)).sum())
 
 
 def wait_until_ahead(call: str) -> None:
@@ -407,11 +375,7 @@ def wait_until_ahead(call: str) -> None:
     [
         ("evaluate", "train", r"Rank \d (gathers|reduces) .* while rank \d (gathers|reduces) .*forward that others"),
         ("train", "train", r"Rank \d (gathers|has made) .* while rank \d (gathers|has made) .*forward that others"),
-        (
-            "save_model",
-            "train",
-            "rank 0 waits in save_model, and rank 1 begins a forward of Sequential.* on every rank",
-        ),
+        ("save_model", "train", "rank 0 waits in save_model, and rank 1 begins a forward of Seq.* on every rank"),
         ("get_state_dict", "wait", r"rank \d waits in (get|wait).*, and rank \d waits in (get|wait).* on every rank"),
     ],
     ids=["evaluation", "extra update", "save before a forward", "two calls"],
@@ -448,51 +412,52 @@ def test_sharded_objects_train_on_after_a_call_that_failed_between_the_steps_of_
         assert list(session.run(step_on_one_rank_then_on_all, kwargs={"fails": False})) == [2.0, 2.0]
 
 
-def describe_mesh(plugin: Plugin | None) -> tuple[Any, ...]:
-    accelerator = Accelerator(cpu=True, fsdp_plugin=plugin)
-    mesh = accelerator.torch_device_mesh
-    names = None if mesh is None else (mesh.mesh_dim_names, mesh.size())
-    return names, accelerator.is_composable_parallelism_enabled, accelerator.multi_device
-
-
-def test_an_accelerator_has_a_mesh_only_if_it_shards(session):
-    assert list(session.run(describe_mesh, args=(Plugin(),))) == [((("dp_shard",), 2), True, False)] * 2
-    assert list(session.run(describe_mesh, args=(None,))) == [(None, False, False)] * 2
-
-
-def misuse_hook() -> None:
-    handler = DistributedDataParallelKwargs(comm_hook="power_sgd")
-    Accelerator(cpu=True, fsdp_plugin=Plugin(), kwargs_handlers=[handler]).prepare(torch.nn.Linear(2, 2))
+def misuse(how: str) -> None:
+    handler = DistributedDataParallelKwargs(comm_hook="power_sgd" if how == "hook" else "no")
+    accelerator = Accelerator(cpu=True, fsdp_plugin=Plugin(), kwargs_handlers=[handler])
+    net, other = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+    optimizer: Any = torch.optim.SGD(net.parameters(), lr=0.1)
+    if how == "stray":
+        optimizer = accelerator.prepare(optimizer)
+        net(torch.ones(1, 2)).sum().backward()
+    else:
+        other.weight = net.weight
+        net, optimizer = accelerator.prepare(net, optimizer)
+        if how == "shared":
+            accelerator.prepare(other)
+        with accelerator.no_sync(net):
+            accelerator.backward(net(torch.ones(1, 2)).sum())
+    optimizer.step()
 
 
 @pytest.mark.parametrize(
-    ("misuse", "message"),
+    ("how", "message"),
     [
-        (misuse_shared, "Linear shares parameters with a model that was sharded before.* Put both into one module"),
-        (misuse_unsynced, r"gradients of Linear were not synchronised.*Its backward ran under no_sync\(\)"),
-        (misuse_stray, "nothing synchronised the gradients of 2 parameters of this SGD"),
-        (misuse_hook, "comm_hook='power_sgd' compresses what DDP sends.* Use 'bf16', 'fp16' or 'no'"),
+        ("shared", "Linear shares parameters with a model that was sharded before.* Put both into one module"),
+        ("unsynced", r"gradients of Linear were not synchronised.*Its backward ran under no_sync\(\)"),
+        ("stray", "nothing synchronised the gradients of 2 parameters of this SGD"),
+        ("hook", "comm_hook='power_sgd' compresses what DDP sends.* Use 'bf16', 'fp16' or 'no'"),
     ],
 )
-def test_misuse_of_a_sharded_model_is_an_error_with_the_right_call(session, misuse, message):
+def test_misuse_of_a_sharded_model_is_an_error_with_the_right_call(session, how, message):
     with pytest.raises((ValueError, RuntimeError), match=message):
-        session.run(misuse)
+        session.run(misuse, args=(how,))
 
 
 # --------------------------------------------------------------------------------------------------------------------
 # Lists of parameters from before a model was sharded: prepared optimizers and clipping take the sharded ones.
 
 
-def weights_after(*, shards: bool, clips: str, unfreezes: bool = False) -> list[torch.Tensor]:
-    """Train with lists that were made before `prepare`; return the whole weights."""
+def weights_after(*, shards: bool, clips: str, unfreezes: bool) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Train with lists that were made before `prepare`; return the whole weights before and after."""
     accelerator = Accelerator(cpu=True, fsdp_plugin=Plugin(fsdp_version=2) if shards else None)
     torch.manual_seed(0)
     model: Any = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1)).double()
-    first = list(model[0].parameters())
-    if unfreezes:
-        model[0].requires_grad_(False)
+    before, first = copies(model.parameters()), list(model[0].parameters())
+    model[0].requires_grad_(not unfreezes)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer: Any = torch.optim.SGD(parameters, lr=1.0)
+    model[0].requires_grad_(not (unfreezes and shards))  # DDP knows the parameters that train when it wraps a model.
     model, optimizer = accelerator.prepare(model, optimizer)
     if unfreezes:
         for parameter in first:
@@ -506,54 +471,37 @@ def weights_after(*, shards: bool, clips: str, unfreezes: bool = False) -> list[
         with accelerator.accumulate(model):
             accelerator.backward(model(inputs).square().mean())
             if clips == "norm":
-                norm = accelerator.clip_grad_norm_(parameters, 0.01)
-                assert norm is not None
-                assert norm > 0
+                assert (accelerator.clip_grad_norm_(parameters, 0.01) or 0) > 0
             else:
                 accelerator.clip_grad_value_(parameters, 0.001)
             optimizer.step()
             optimizer.zero_grad()
-    return list(whole(model).values())
+    return before, list(whole(model).values())
 
 
-def train_with_an_optimizer_that_stays_unprepared(num_steps: int) -> list[str]:
-    """Return the warnings of two windows."""
-    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=num_steps, fsdp_plugin=Plugin(fsdp_version=2))
-    model: Any = torch.nn.Linear(4, 4)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    model = accelerator.prepare(model)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        for _ in range(2 * num_steps):
-            with accelerator.accumulate(model):
-                accelerator.backward(model(torch.ones(2, 4)).mean())
-                if accelerator.sync_gradients:
-                    optimizer.step()
-                    optimizer.zero_grad()
-    return [str(one.message) for one in caught]
+@pytest.mark.parametrize(("clips", "unfreezes"), [("norm", False), ("value", False), ("value", True)])
+def test_an_old_list_clips_and_trains_the_shards(session: Session, clips: str, unfreezes: bool) -> None:
+    def train() -> Any:
+        return [weights_after(shards=shards, clips=clips, unfreezes=unfreezes) for shards in (True, False)]
 
-
-@pytest.mark.parametrize("clips", ["norm", "value"])
-def test_gradients_of_an_old_list_are_clipped(session: Session, clips: str) -> None:
-    def train() -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        return weights_after(shards=True, clips=clips), weights_after(shards=False, clips=clips)
-
-    for sharded, replicated in session.run(train):
+    for (first, sharded), (_, replicated) in session.run(train):
         torch.testing.assert_close(sharded, replicated, rtol=1e-12, atol=1e-12)
+        assert not any(map(torch.equal, first, sharded))
 
 
 @pytest.mark.parametrize("num_steps", [1, 2])
 def test_optimizer_of_whole_parameters_that_trains_nothing_warns(session: Session, num_steps: int) -> None:
-    for messages in session.run(train_with_an_optimizer_that_stays_unprepared, args=(num_steps,)):
-        assert messages[0].startswith("a sharded model has gradients that no optimizer has used or cleared.")
+    def train() -> None:
+        accelerator = Accelerator(cpu=True, gradient_accumulation_steps=num_steps, fsdp_plugin=Plugin(fsdp_version=2))
+        model: Any = torch.nn.Linear(4, 4)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        model = accelerator.prepare(model)
+        with pytest.warns(UserWarning, match="^a sharded model has gradients that no optimizer has used or cleared"):
+            for _ in range(2 * num_steps):
+                with accelerator.accumulate(model):
+                    accelerator.backward(model(torch.ones(2, 4)).mean())
+                    if accelerator.sync_gradients:
+                        optimizer.step()
+                        optimizer.zero_grad()
 
-
-def test_group_of_an_old_list_that_was_unfrozen_is_trained(session: Session) -> None:
-    def train() -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        sharded = weights_after(shards=True, clips="value", unfreezes=True)
-        torch.manual_seed(0)
-        model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1)).double()
-        return sharded, [parameter.detach().clone() for parameter in model.parameters()]
-
-    for after, before in session.run(train):
-        assert all(not torch.equal(one, other) for one, other in zip(after, before, strict=True))
+    session.run(train)

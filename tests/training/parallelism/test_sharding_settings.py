@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -68,16 +69,11 @@ def test_models_are_not_shared_out_over_gpus_by_gloo() -> None:
 
 
 def test_variables_give_what_the_code_leaves_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    variables = {
-        "FSDP_RESHARD_AFTER_FORWARD": "false",
-        "FSDP_OFFLOAD_PARAMS": "true",
-        "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP",
-        "FSDP_TRANSFORMER_CLS_TO_WRAP": "Block",
-        "FSDP_MIN_NUM_PARAMS": "7",
-        "PARALLELISM_CONFIG_DP_SHARD_SIZE": "2",
-    }
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
+    variables = {"RESHARD_AFTER_FORWARD": "false", "OFFLOAD_PARAMS": "true", "MIN_NUM_PARAMS": "7"}
+    classes = {"AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP", "TRANSFORMER_CLS_TO_WRAP": "Block"}
+    for name, value in {**variables, **classes}.items():
+        monkeypatch.setenv(f"FSDP_{name}", value)
+    monkeypatch.setenv("PARALLELISM_CONFIG_DP_SHARD_SIZE", "2")
     plugin = Plugin(cpu_offload=False)
     assert (plugin.reshard_after_forward, plugin.cpu_offload, plugin.min_num_params) == (False, False, 7)
     assert (plugin.auto_wrap_policy, plugin.transformer_cls_names_to_wrap) == ("TRANSFORMER_BASED_WRAP", ["Block"])
@@ -101,24 +97,15 @@ def test_variables_give_what_the_code_leaves_open(monkeypatch: pytest.MonkeyPatc
             {"mixed_precision_policy": "fp8"},
             "mixed_precision_policy='fp8' is unknown. It can be 'fp16', 'bf16', 'fp32'",
         ),
-    ],
-)
-def test_setting_without_a_meaning_is_refused(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Plugin(**arguments)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
         ({"dp_shard_size": 0}, "dp_shard_size=0 is too small"),
         ({"cp_size": 2}, r"ParallelismConfig\(cp_size=2\): context parallelism"),
         ({"sp_size": 2}, r"ParallelismConfig\(sp_size=2\): sequence parallelism of DeepSpeed is not supported"),
     ],
 )
-def test_size_without_a_meaning_is_refused(arguments: dict[str, Any], message: str) -> None:
+def test_setting_without_a_meaning_is_refused(arguments: dict[str, Any], message: str) -> None:
+    record: Any = Plugin if arguments.keys() <= {field.name for field in fields(Plugin)} else ParallelismConfig
     with pytest.raises(ValueError, match=message):
-        ParallelismConfig(**arguments)
+        record(**arguments)
 
 
 @pytest.mark.parametrize(
@@ -156,13 +143,7 @@ def test_shard_of_a_launch_is_checked_before_anything_starts() -> None:
 def test_sizes_describe_themselves_as_accelerates_do(sizes: dict[str, Any]) -> None:
     accelerate = pytest.importorskip("accelerate")
     ours, theirs = ParallelismConfig(**sizes), accelerate.ParallelismConfig(**sizes)
-    names = [f"{dimension}_enabled" for dimension in ("dp_replicate", "dp_shard", "tp", "cp", "sp")]
-    for name in [
-        *names,
-        "total_size",
-        "non_data_parallel_size",
-        "active_mesh_dims",
-        "dp_dim_names",
-        "non_dp_dim_names",
-    ]:
+    enabled = [f"{dimension}_enabled" for dimension in ("dp_replicate", "dp_shard", "tp", "cp", "sp")]
+    dimensions = ["total_size", "non_data_parallel_size", "active_mesh_dims", "dp_dim_names", "non_dp_dim_names"]
+    for name in enabled + dimensions:
         assert getattr(ours, name) == getattr(theirs, name), name

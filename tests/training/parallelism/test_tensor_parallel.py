@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, TensorDataset
 
 from notebook_launcher import Accelerator, DataLoaderConfiguration, GradientAccumulationPlugin, ParallelismConfig
-from tests.support.toy_training import fit, make_data, sessions_fixture, shards_on_cpus, whole
+from tests.support.toy_training import fit, make_data, micro_batch, sessions_fixture, shards_on_cpus, whole
 
 pytestmark = shards_on_cpus
 PLAN = {"layers.*.up": "colwise", "layers.*.down": "rowwise"}
@@ -205,37 +205,30 @@ class Tied(torch.nn.Module):
         self.config = SimpleNamespace(num_attention_heads=2, num_key_value_heads=1)
 
 
-def prepare(kind: type[torch.nn.Module], plan: dict[str, Any] | None, **config: Any) -> Any:
+def prepare(kind: type[torch.nn.Module], plan: dict[str, Any] | None, dispatches: bool | None = None) -> Any:
     accelerator = Accelerator(
         cpu=True,
         parallelism_config=ParallelismConfig(dp_shard_size=2, tp_size=2, tp_plan=plan),
-        dataloader_config=DataLoaderConfiguration(**config),
+        dataloader_config=DataLoaderConfiguration(dispatch_batches=dispatches),
     )
     return accelerator.prepare(kind(), DataLoader(TensorDataset(*make_data(8))))[0]
 
 
 @pytest.mark.parametrize(
-    ("kind", "plan", "message"),
+    ("kind", "plan", "dispatches", "message"),
     [
-        (Net, None, "Net has no plan for tensor parallelism.*write ParallelismConfig"),
-        (Net, {"layers.*.up": "diagonal"}, "'diagonal': this style is not supported. It can be 'colwise'"),
-        (Net, {"blocks.*.up": "colwise"}, r"tp_plan\['blocks.\*.up'\]: no module of Net has such a name"),
-        (Net, {"head": "colwise"}, "tp_size=2 does not divide head.out_features=1, which 'colwise' cuts"),
-        (Tied, {"attn": "colwise"}, "tp_size=2 does not divide Tied's num_key_value_heads=1, so attn"),
-        (Tied, {"first": "colwise", "third": "rowwise"}, "the weight that Linear and Linear share in two ways"),
+        (Net, None, None, "Net has no plan for tensor parallelism.*write ParallelismConfig"),
+        (Net, {"layers.*.up": "diagonal"}, None, "'diagonal': this style is not supported. It can be 'colwise'"),
+        (Net, {"blocks.*.up": "colwise"}, None, r"tp_plan\['blocks.\*.up'\]: no module of Net has such a name"),
+        (Net, {"head": "colwise"}, None, "tp_size=2 does not divide head.out_features=1, which 'colwise' cuts"),
+        (Tied, {"attn": "colwise"}, None, "tp_size=2 does not divide Tied's num_key_value_heads=1, so attn"),
+        (Tied, {"first": "colwise", "third": "rowwise"}, None, "the weight that Linear and Linear share in two ways"),
+        (Net, PLAN, True, r"dispatch_batches=True with tp_size=2.*dispatch_batches=False"),
     ],
 )
-def test_plan_that_cannot_be_carried_out_is_refused(ranks, kind, plan, message):
+def test_plan_that_cannot_be_carried_out_is_refused(ranks, kind, plan, dispatches, message):
     with pytest.raises(ValueError, match=message):
-        ranks.run(4, prepare, kind, plan)
-
-
-def test_rank_0_cannot_deal_out_to_groups(ranks):
-    def dispatch() -> None:
-        prepare(Net, PLAN, dispatch_batches=True)
-
-    with pytest.raises(ValueError, match=r"dispatch_batches=True with tp_size=2.*dispatch_batches=False"):
-        ranks.run(4, dispatch)
+        ranks.run(4, prepare, kind, plan, dispatches)
 
 
 def test_weights_that_layers_share_stay_shared_and_styles_of_torch_are_taken(ranks):
@@ -272,10 +265,8 @@ def test_model_of_transformers_brings_its_plan(ranks):
         loader: Any = DataLoader(TensorDataset(tokens), 2 if sizes is None else 8 // (sizes[0] * sizes[1]))
         net, optimizer, loader = accelerator.prepare(net, torch.optim.AdamW(net.parameters(), lr=0.01), loader)
         for (batch,) in loader:
-            with accelerator.accumulate(net):
-                accelerator.backward(net(input_ids=batch, labels=batch).loss)
-                optimizer.step()
-                optimizer.zero_grad()
+            with micro_batch(accelerator, optimizer, net) as backward:
+                backward(net(input_ids=batch, labels=batch).loss)
         return whole([parameter.detach() for parameter in net.parameters()])
 
     expected = ranks.run(4, train, None)[0]

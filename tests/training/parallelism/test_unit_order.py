@@ -7,25 +7,20 @@ from typing import Any
 import pytest
 import torch
 
-from notebook_launcher import (
-    Accelerator,
-    FullyShardedDataParallelPlugin,
-    GradientAccumulationPlugin,
-    notebook_launch,
-)
-from tests.support.toy_training import session_fixture, shards_on_cpus
+from notebook_launcher import Accelerator, FullyShardedDataParallelPlugin, GradientAccumulationPlugin, notebook_launch
+from tests.support.toy_training import micro_batch, room_session, shards_on_cpus
 
 pytestmark = shards_on_cpus
 
-session = session_fixture(2)
+session = room_session(2)
 
 
 class Layers(torch.nn.Module):
     """Layers of one shape, of which each forward runs some."""
 
-    def __init__(self, num: int = 3, width: int = 4) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.layers = torch.nn.ModuleList(torch.nn.Linear(width, width) for _ in range(num))
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(4, 4) for _ in range(3))
 
     def forward(self, inputs: torch.Tensor, run: list[int]) -> torch.Tensor:
         for place in run:
@@ -33,7 +28,9 @@ class Layers(torch.nn.Module):
         return inputs.square().mean()
 
 
-def shard(*nets: torch.nn.Module, reshard: bool = True, **options: Any) -> Any:
+def train(run: list[Any], reshard: bool = True, evaluates: bool = False, **options: Any) -> list[float]:
+    """Train or evaluate layers in the order of `run`, by rank, and return the first parameter."""
+    torch.manual_seed(0)
     accelerator = Accelerator(
         cpu=True,
         fsdp_plugin=FullyShardedDataParallelPlugin(
@@ -43,60 +40,46 @@ def shard(*nets: torch.nn.Module, reshard: bool = True, **options: Any) -> Any:
         ),
         **options,
     )
-    return accelerator, *(accelerator.prepare(net) for net in nets)
-
-
-def train(run: tuple[list[list[int]], list[list[int]]], *, num_layers: int = 3, **options: Any) -> list[float]:
-    """Train layers in the order of `run`, by rank, and return the first parameter."""
-    torch.manual_seed(0)
-    accelerator, net = shard(Layers(num_layers), **options)
+    net: Any = accelerator.prepare(Layers())
     optimizer = accelerator.prepare(torch.optim.SGD(net.parameters(), lr=0.1))
     for places in run[accelerator.process_index]:
-        with accelerator.accumulate(net):
-            accelerator.backward(net(torch.ones(2, 4), places))
-            optimizer.step()
-            optimizer.zero_grad()
-    weight: Any = next(net.parameters())
-    return [float(each) for each in weight.full_tensor().flatten()]
+        if evaluates:
+            with torch.no_grad():
+                net(torch.ones(2, 4), places)
+        else:
+            with micro_batch(accelerator, optimizer, net) as backward:
+                backward(net(torch.ones(2, 4), places))
+    return [float(each) for each in next(net.parameters()).full_tensor().flatten()]
 
 
-DIFFERENT = {
-    "another layer": ([[0]], [[1]]),
-    "later": ([[0, 1], [0, 1], [0, 2]], [[0, 1], [0, 1], [0, 1]]),
-    "one layer less": ([[0, 1]], [[0, 1, 2]]),
-}
-
-
-@pytest.mark.parametrize(("case", "reshard"), list(zip(DIFFERENT, [True, False, True], strict=True)))
-def test_ranks_that_run_other_layers_are_named(case, reshard):
+@pytest.mark.parametrize(
+    ("run", "reshard", "evaluates"),
+    [
+        ([[[0]], [[1]]], True, False),
+        ([[[0, 1], [0, 1], [0, 2]], [[0, 1], [0, 1], [0, 1]]], False, False),
+        ([[[0, 1]], [[0, 1, 2]]], True, False),
+        ([[[0]], [[1]]], True, True),
+    ],
+    ids=["another layer", "later", "one layer less", "in an evaluation"],
+)
+def test_ranks_that_run_other_layers_are_named(run, reshard, evaluates):
     pattern = (
         r"Rank (0|1) (gathers|reduces the gradients of) layers\.\d\.weight, layers\.\d\.bias while rank (1|0) "
         r"(gathers|reduces the gradients of) layers\.\d\.weight, .*run the same layers in the same order"
     )
     with pytest.raises(RuntimeError, match=pattern):
-        notebook_launch(train, 2, args=(DIFFERENT[case],), kwargs={"reshard": reshard}, devices="cpu", output="none")
-
-
-def evaluate(places: tuple[int, int]) -> float:
-    accelerator, net = shard(Layers())
-    with torch.no_grad():
-        return float(net(torch.ones(2, 4), [places[accelerator.process_index]]))
-
-
-def test_ranks_that_evaluate_other_layers_are_named():
-    with pytest.raises(RuntimeError, match=r"Rank \d gathers layers\.\d\.weight, .* while rank \d gathers layers\."):
-        notebook_launch(evaluate, 2, args=((0, 1),), devices="cpu", output="none")
+        notebook_launch(train, 2, args=(run, reshard, evaluates), devices="cpu", output="none")
 
 
 @pytest.mark.parametrize("reshard", [True, False])
 def test_ranks_that_run_the_same_layers_train(session, reshard):
     run = [[0, 1, 2], [2, 1], [0], [1, 1, 0], *([[0, 2]] * 60)]
-    first, second = session.run(train, args=((run, run),), kwargs={"reshard": reshard})
+    first, second = session.run(train, args=([run, run], reshard))
     assert first == second
 
 
 def test_ranks_that_compare_nothing_are_not_refused(session):
-    session.run(train, args=(DIFFERENT["another layer"],), kwargs={"check_ranks": False})
+    session.run(train, args=([[[0]], [[1]]],), kwargs={"check_ranks": False})
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -126,10 +109,8 @@ def use(used: tuple[list[str], list[str]], width: int = 2, num_steps: int = 1, *
     net: Any = Two(width)
     net, optimizer = accelerator.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
     for names in used[accelerator.process_index]:
-        with accelerator.accumulate(net):
-            accelerator.backward(net(torch.ones(1, 2), names))
-            optimizer.step()
-            optimizer.zero_grad()
+        with micro_batch(accelerator, optimizer, net) as backward:
+            backward(net(torch.ones(1, 2), names))
     return [parameter.full_tensor().flatten().tolist() for parameter in net.parameters()]
 
 
