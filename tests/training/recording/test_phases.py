@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
 
-from notebook_launcher import launch
+from notebook_launcher import Accelerator, launch, report, track
 from notebook_launcher.history.summaries import share_done
 from notebook_launcher.kernel.run.live_values import LiveValues
 from notebook_launcher.training.recording import phases
-from notebook_launcher.training.recording.phases import PHASES, PhaseClock
+from notebook_launcher.training.recording.phases import PHASES, PhaseClock, make_clock
+from tests.support.toy_training import micro_batch
 
 if TYPE_CHECKING:
     from tests.support.toy_training import Sessions
@@ -32,6 +37,11 @@ class Line:
             self.now += duration
             self.clock.mark(phase)  # type: ignore[arg-type] # a keyword is any string
 
+    def sums(self) -> Any:
+        """Return the seconds and the counts of each phase in what was sent."""
+        return [{phase: sum(getattr(record, what)[phase] for record in self.sent) for phase in PHASES}
+                for what in ("seconds", "counts")]  # fmt: skip
+
 
 @pytest.fixture
 def line(monkeypatch: pytest.MonkeyPatch) -> Line:
@@ -48,12 +58,7 @@ def test_spans_follow_each_other(line: Line) -> None:
     line.clock.note_window((2, 32.0))
     line.spend(sync=1.0)
     line.clock.flush()
-    seconds: dict[str, float] = dict.fromkeys(PHASES, 0.0)
-    counts: dict[str, int] = dict.fromkeys(PHASES, 0)
-    for record in line.sent:
-        for phase in PHASES:
-            seconds[phase] += record.seconds[phase]
-            counts[phase] += record.counts[phase]
+    seconds, counts = line.sums()
     assert seconds == {"data": 0.25, "forward": 0.5, "backward": 0.0, "sync": 1.0, "step": 0.125}
     assert counts == {"data": 1, "forward": 1, "backward": 0, "sync": 1, "step": 1}
     assert [span for record in line.sent for span in record.spans] == [
@@ -110,8 +115,7 @@ def test_wait_for_the_ranks_is_measured_now_and_then_and_taken_to_be_the_same_be
     line.now += 0.5
     line.clock.note(("backward", line.now))
     line.clock.flush()
-    seconds, counts = ({phase: sum(getattr(record, what)[phase] for record in line.sent) for phase in PHASES}
-                       for what in ("seconds", "counts"))  # fmt: skip
+    seconds, counts = line.sums()
     assert seconds["sync"] == pytest.approx(0.01 + 0.02 + 0.02)
     assert seconds["backward"] == pytest.approx(0.03 + 0.06 + 0.02 + 0.5)
     assert (counts["backward"], counts["sync"]) == (4, 3)
@@ -131,10 +135,6 @@ def test_fullest_windows_are_counted(line: Line) -> None:
 
 
 def train(num_windows: int) -> None:
-    import os
-
-    from notebook_launcher.training.recording.phases import make_clock
-
     clock = make_clock()
     assert clock is not None
     assert clock is make_clock()
@@ -154,36 +154,21 @@ def test_run_knows_each_ranks_phases(ranks: Sessions) -> None:
         run.result()
         assert sorted(run.phases) == [0, 1]
         for rank, known in run.phases.items():
-            assert (known.windows, known.micro_batches, known.samples) == (
-                num_windows,
-                2 * num_windows,
-                4.0 * num_windows,
-            )
-            assert known.counts == {
-                "data": num_windows,
-                "forward": num_windows,
-                "backward": num_windows,
-                "sync": 0,
-                "step": num_windows,
-            }
+            assert known.counts == {**dict.fromkeys(PHASES, num_windows), "sync": 0}
+            assert (known.windows, known.micro_batches) == (num_windows, 2 * num_windows)
+            assert known.samples == 4.0 * num_windows
             assert known.seconds["forward"] > 0.002 * (1 + rank) * num_windows
             assert known.shares["forward"] > 0.5
             assert all(span.start > 0 for span in known.spans)
 
 
-def loop_of_known_length() -> None:
-    from notebook_launcher import report, track
-
-    for step in range(40):
-        for _ in track(range(3), description="inside"):
-            pass
-        if step:
-            report(total_steps=80)
-        else:
-            report(loss=1.0, total_steps=80)
-
-
 def test_reported_number_of_steps_tells_what_part_of_the_run_is_done() -> None:
+    def loop_of_known_length() -> None:
+        for step in range(40):
+            for _ in track(range(3), description="inside"):
+                pass
+            report(**({} if step else {"loss": 1.0}), total_steps=80)
+
     run = launch(loop_of_known_length, 1, output="none")
     run.result()
     (rank,) = run.ranks
@@ -193,21 +178,14 @@ def test_reported_number_of_steps_tells_what_part_of_the_run_is_done() -> None:
 
 def test_prepared_loader_reports_its_progress(ranks: Sessions) -> None:
     def train() -> None:
-        import torch
-        from torch.utils.data import DataLoader, TensorDataset
-
-        from notebook_launcher import Accelerator
-
         accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
         model = torch.nn.Linear(1, 1)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         loader = DataLoader(TensorDataset(torch.ones(12, 1)), batch_size=2)
         model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
         for (inputs,) in loader:
-            with accelerator.accumulate(model):
-                accelerator.backward(model(inputs).mean())
-                optimizer.step()
-                optimizer.zero_grad()
+            with micro_batch(accelerator, optimizer, model) as backward:
+                backward(model(inputs).mean())
 
     run = ranks[2].launch(train)
     run.result()
@@ -222,12 +200,6 @@ def test_loop_without_windows_counts_the_backwards_that_waited_for_the_ranks(
     ranks: Sessions, around: str, num_syncs: int
 ) -> None:
     def train() -> None:
-        import contextlib
-
-        import torch
-
-        from notebook_launcher import Accelerator
-
         accelerator = Accelerator(cpu=True)
         model = accelerator.prepare(torch.nn.Linear(1, 1))
         for _ in range(2):

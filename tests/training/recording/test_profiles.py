@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity
 
-from notebook_launcher import Accelerator, launch, notebook_launch, report, tunable
+from notebook_launcher import Accelerator, launch, report, tunable
 from notebook_launcher.errors import CallOrderError, NoSuchRankError
 from notebook_launcher.kernel.inspection.profiles import Profile
 from notebook_launcher.messaging import messages
@@ -21,11 +21,13 @@ from notebook_launcher.training.plugins import ProfileKwargs
 from notebook_launcher.training.recording import profiling
 from notebook_launcher.training.recording.profiling import UpdateProfile, build_profiler
 from tests.support.run_state import data_of
+from tests.support.toy_training import micro_batch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from notebook_launcher import Run
+    from tests.support.toy_training import Sessions
 
 
 pytestmark = pytest.mark.usefixtures("compiler_cache")
@@ -38,21 +40,18 @@ def train() -> None:
     model, optimizer = accelerator.prepare(model, optimizer)
     left = 10**9
     while left:
-        with accelerator.accumulate(model):
+        with micro_batch(accelerator, optimizer, model) as backward:
             with torch.profiler.record_function("my forward"):
                 loss = model(torch.ones(4, 2)).square().mean()
-            accelerator.backward(loss)
-            optimizer.step()
-            optimizer.zero_grad()
+            backward(loss)
         if accelerator.sync_gradients:
             left = min(left - 1, int(tunable("left", 10**9)))
             report(loss=loss)
         if tunable("profiled", False):
             with accelerator.profile():
                 while tunable("profiled", False):
-                    with accelerator.accumulate(model):
-                        accelerator.backward(model(torch.ones(4, 2)).mean())
-                        optimizer.step()
+                    with micro_batch(accelerator, optimizer, model) as backward:
+                        backward(model(torch.ones(4, 2)).mean())
 
 
 @pytest.fixture
@@ -90,16 +89,7 @@ def test_profile_lasts_as_many_updates_on_each_chosen_rank(run: Run) -> None:
     assert not [log for log in map(run.logs, range(2)) if "USDT" in log or "Warning" in log]
 
 
-def test_profile_that_the_end_cuts_short_counts_its_updates(run: Run) -> None:
-    run.set(left=60)
-    profile = run.profile(100, ranks=[1])
-    assert 0 < profile[0].updates < 100
-    run.wait()
-    with pytest.raises(CallOrderError, match="there is nothing left to profile"):
-        run.profile()
-
-
-def test_profile_of_the_function_itself_is_not_disturbed(run: Run) -> None:
+def test_profile_of_the_function_itself_and_its_end_cut_profiles_short(run: Run) -> None:
     run.set(profiled=True)
     while not run.changes:
         run.wait(0.01)
@@ -109,6 +99,12 @@ def test_profile_of_the_function_itself_is_not_disturbed(run: Run) -> None:
     while len(run.changes) < 2:
         run.wait(0.01)
     assert run.profile(1)[0].updates == 1
+    run.set(left=60)
+    profile = run.profile(100, ranks=[1])
+    assert 0 < profile[0].updates < 100
+    run.wait()
+    with pytest.raises(CallOrderError, match="there is nothing left to profile"):
+        run.profile()
 
 
 def test_run_without_an_update_has_nothing_to_profile() -> None:
@@ -119,9 +115,7 @@ def test_run_without_an_update_has_nothing_to_profile() -> None:
         with pytest.raises(ValueError, match="updates must be a whole number from 1 to 100"):
             run.profile(updates)  # type: ignore[arg-type]
     for ranks in ((1,), (-1,), (0, True)):
-        with pytest.raises(
-            NoSuchRankError, match=r"profile\(ranks=.*\): there is no rank .*: this run has rank 0 alone"
-        ):
+        with pytest.raises(NoSuchRankError, match=r"profile\(ranks=.*: there is no rank .*: this run has rank 0 alone"):
             run.profile(1, ranks=ranks)
     for nothing in ((), 0):
         with pytest.raises(ValueError, match=r"profile\(ranks=.*\): ranks must be a list of .* ranks=\[0\]"):
@@ -129,10 +123,14 @@ def test_run_without_an_update_has_nothing_to_profile() -> None:
     run.stop()
 
 
+def work() -> None:
+    torch.ones(8, 8) @ torch.ones(8, 8)
+
+
 def profile_here(folder: Path | None) -> Any:
     order = messages.ProfileOrder(ranks=(0,), updates=1, folder=None if folder is None else str(folder))
     profile = UpdateProfile(0, order, 5)
-    torch.ones(8, 8) @ torch.ones(8, 8)
+    work()
     return profile.finish(6)
 
 
@@ -151,10 +149,6 @@ def test_trace_is_bounded_and_needs_a_folder(tmp_path: Path, monkeypatch: pytest
 # The profiler that an Accelerator builds.
 
 
-def work() -> None:
-    torch.ones(8, 8) @ torch.ones(8, 8)
-
-
 def operators(file: Path) -> list[str]:
     return [event["name"] for event in json.loads(file.read_text())["traceEvents"] if event.get("cat") == "cpu_op"]
 
@@ -169,16 +163,12 @@ def test_profile_writes_no_file_by_default(tmp_path: Path, monkeypatch: pytest.M
     assert list(tmp_path.iterdir()) == []
 
 
-def profile_a_rank(folder: str) -> None:
-    from notebook_launcher.training.plugins import ProfileKwargs
-    from notebook_launcher.training.recording.profiling import build_profiler
+def test_each_rank_writes_its_trace(ranks: Sessions, tmp_path: Path) -> None:
+    def profile_a_rank() -> None:
+        with build_profiler(ProfileKwargs(activities=["cpu"], output_trace_dir=str(tmp_path / "traces"))):
+            work()
 
-    with build_profiler(ProfileKwargs(activities=["cpu"], output_trace_dir=folder)):
-        work()
-
-
-def test_each_rank_writes_its_trace(tmp_path: Path) -> None:
-    notebook_launch(profile_a_rank, 2, args=(str(tmp_path / "traces"),), output="none")
+    ranks.run(2, profile_a_rank)
     for rank in range(2):
         assert "aten::mm" in operators(tmp_path / "traces" / f"profile_{rank}.json")
 

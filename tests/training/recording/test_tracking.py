@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from notebook_launcher import Accelerator
 from notebook_launcher.training.process.process_state import ProcessState
 from notebook_launcher.training.recording import trackers as tracking
 from notebook_launcher.training.recording.tracker_classes import (
@@ -19,11 +22,7 @@ from notebook_launcher.training.recording.tracker_classes import (
     TensorBoardTracker,
     plain,
 )
-from notebook_launcher.training.recording.trackers import (
-    Trackers,
-    filter_trackers,
-    register_tracker_class,
-)
+from notebook_launcher.training.recording.trackers import Trackers, filter_trackers, register_tracker_class
 from tests.support.checkpoints import small_files
 from tests.support.toy_trackers import Everywhere, Memory, lines_of
 
@@ -46,10 +45,11 @@ def registry(monkeypatch: pytest.MonkeyPatch) -> None:
 # TensorBoard.
 
 
-def test_tensorboard_gets_numbers_text_and_charts(state: ProcessState, tmp_path: Path) -> None:
+def test_tensorboard_gets_numbers_text_charts_and_tables(state: ProcessState, tmp_path: Path) -> None:
     from tensorboard.backend.event_processing import event_accumulator as accumulator
 
-    trackers = Trackers(state, "tensorboard", tmp_path)
+    pandas = pytest.importorskip("pandas")
+    trackers = Trackers(state, ["jsonl", "tensorboard", Memory], tmp_path)
     trackers.init_trackers("run", {"lr": 0.1, "betas": (0.9, 0.99)}, {"tensorboard": {"flush_secs": 1}})
     values = {"loss": torch.tensor([0.5]), "bad": float("nan"), "note": "ok", "both": {"a": 1.0}, "many": [1, 2]}
     trackers.log(values, step=3)
@@ -57,6 +57,8 @@ def test_tensorboard_gets_numbers_text_and_charts(state: ProcessState, tmp_path:
     writer = trackers.get_tracker("tensorboard", unwrap=True)
     assert writer is trackers.get_tracker("tensorboard").writer
     writer.add_scalar("own", 1.5, 3)
+    trackers.log_table("eval/errors", ["digit", "text"], [[3, "a|b"], [8, "two\nlines, quoted"]], step=2)
+    trackers.log_table("frame", dataframe=pandas.DataFrame({"x": [1, 2]}))
     trackers.end_training()
     events = accumulator.EventAccumulator(str(tmp_path / "run"))
     events.Reload()
@@ -64,20 +66,10 @@ def test_tensorboard_gets_numbers_text_and_charts(state: ProcessState, tmp_path:
     assert set(events.Tags()["scalars"]) == {"loss", "bad", "own"}
     assert set(events.Tags()["images"]) == {"image"}
     assert "note/text_summary" in events.Tags()["tensors"]
-
-
-def test_tables_reach_files_and_tensorboard(state: ProcessState, tmp_path: Path) -> None:
-    pandas = pytest.importorskip("pandas")
-    trackers = Trackers(state, ["jsonl", "tensorboard", Memory], tmp_path)
-    trackers.init_trackers("digits")
-    trackers.log_table("eval/errors", ["digit", "text"], [[3, "a|b"], [8, "two\nlines, quoted"]], step=2)
-    trackers.log_table("frame", dataframe=pandas.DataFrame({"x": [1, 2]}))
-    trackers.end_training()
-    folder = tmp_path / "digits"
-    assert (folder / "eval-errors-2.csv").read_text() == 'digit,text\n3,a|b\n8,"two\nlines, quoted"\n'
-    assert (folder / "frame.csv").read_text() == "x\n1\n2\n"
-    (events,) = folder.glob("events*")
-    assert b"| 3 | a\\|b |\n| 8 | two<br>lines, quoted |" in events.read_bytes()
+    assert (tmp_path / "run" / "eval-errors-2.csv").read_text() == 'digit,text\n3,a|b\n8,"two\nlines, quoted"\n'
+    assert (tmp_path / "run" / "frame.csv").read_text() == "x\n1\n2\n"
+    written = b"".join(file.read_bytes() for file in (tmp_path / "run").glob("events*"))
+    assert b"| 3 | a\\|b |\n| 8 | two<br>lines, quoted |" in written
 
 
 # Which trackers there are.
@@ -94,41 +86,34 @@ def test_names_classes_and_instances_are_found_once(tmp_path: Path) -> None:
     assert everything[-1] is Memory
 
 
+NO_FOLDER = r"'jsonl' writes to a folder, and there is none. Pass project_dir="
+
+
 @pytest.mark.parametrize(
     ("log_with", "message"),
     [
-        (
-            "jsonnl",
-            r"'jsonnl' is unknown. Did you mean 'jsonl'\? It can be 'aim', 'clearml', .*, 'wandb', 'all'",
-        ),
-        (
-            ["jsonl", "neptune"],
-            r"log_with='neptune' is unknown. .* the name of a class that register_tracker_class",
-        ),
+        ("jsonnl", r"'jsonnl' is unknown. Did you mean 'jsonl'\? It can be 'aim', 'clearml', .*, 'wandb', 'all'"),
+        (["jsonl", "neptune"], r"log_with='neptune' is unknown. .* the name of a class that register_tracker_class"),
         (3, r"log_with=3 is unknown"),
         (int, r"log_with=<class 'int'> is unknown"),
+        ("all", NO_FOLDER),
+        (JSONLinesTracker, NO_FOLDER),
     ],
 )
-def test_unknown_tracker_is_refused(tmp_path: Path, log_with: Any, message: str) -> None:
+def test_unknown_tracker_and_one_without_its_folder_are_refused(log_with: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        filter_trackers(log_with, tmp_path)
-
-
-@pytest.mark.parametrize("log_with", ["all", JSONLinesTracker])
-def test_tracker_that_needs_a_folder_raises_without_one(log_with: Any) -> None:
-    with pytest.raises(ValueError, match=r"'jsonl' writes to a folder, and there is none. Pass project_dir="):
         filter_trackers(log_with)
 
 
-class Nameless(GeneralTracker):
-    requires_logging_directory = False
-
-
-class Placeless(GeneralTracker):
-    name = "placeless"
-
-
-@pytest.mark.parametrize("tracker_class", [int, Memory(), Nameless, Placeless])
+@pytest.mark.parametrize(
+    "tracker_class",
+    [
+        int,
+        Memory(),
+        type("Nameless", (GeneralTracker,), {"requires_logging_directory": False}),
+        type("Placeless", (GeneralTracker,), {"name": "placeless"}),
+    ],
+)
 def test_class_without_the_attributes_of_a_tracker_is_refused(tracker_class: Any) -> None:
     with pytest.raises(ValueError, match=r"cannot be registered: it must be a subclass of GeneralTracker that defines"):
         register_tracker_class(tracker_class)
@@ -139,11 +124,17 @@ def test_class_without_the_attributes_of_a_tracker_is_refused(tracker_class: Any
 
 def test_tracker_gets_start_configuration_values_and_end_once(state: ProcessState, tmp_path: Path) -> None:
     trackers = Trackers(state, [Memory, "jsonl"], tmp_path)
+    assert isinstance(trackers.get_tracker("memory"), BlankTracker)
     trackers.init_trackers("run", {"lr": 1}, {"memory": {"tags": ["a"]}, "other": {"ignored": True}})
     step: Any = torch.tensor(2)
     trackers.log({"loss": 1.5}, step, {"memory": {"split": "train"}})
     trackers.log({"loss": 1.0})
     told = trackers.get_tracker("memory", unwrap=True)
+    for step in (1.5, "3", torch.tensor([1, 2])):
+        with pytest.raises(TypeError, match=r"log\(step=.*: a step must be an integer. Pass int\(step\)"):
+            trackers.log({"loss": 1.0}, step)
+    with pytest.raises(ValueError, match=r"get_tracker\('wandb'\): there is no such tracker. It can be 'memory', 'j"):
+        trackers.get_tracker("wandb")
     trackers.end_training()
     trackers.end_training()
     assert told == [
@@ -158,47 +149,15 @@ def test_tracker_gets_start_configuration_values_and_end_once(state: ProcessStat
     assert trackers.trackers == []
 
 
-def test_tracker_that_does_not_run_is_blank_and_an_unknown_one_is_refused(state: ProcessState) -> None:
-    trackers = Trackers(state, Memory)
-    assert isinstance(trackers.get_tracker("memory"), BlankTracker)
-    trackers.init_trackers("run")
-    with pytest.raises(ValueError, match=r"get_tracker\('wandb'\): there is no such tracker. It can be 'memory'"):
-        trackers.get_tracker("wandb")
-    trackers.end_training()
-
-
-@pytest.mark.parametrize("step", [1.5, "3", torch.tensor([1, 2])])
-def test_step_must_be_an_integer(state: ProcessState, step: Any) -> None:
-    trackers = Trackers(state, Memory)
-    trackers.init_trackers("run")
-    with pytest.raises(TypeError, match=r"log\(step=.*: a step must be an integer. Pass int\(step\)"):
-        trackers.log({"loss": 1.0}, step)
-    assert trackers.get_tracker("memory").told[-1] == "started"
-
-
 # In ranks.
 
 
 def train(folder: str) -> Any:
-    import os
-
-    import numpy as np
-    import torch
-
-    from notebook_launcher.training.process.process_state import ProcessState
-
     rank = int(os.environ["RANK"])
     trackers = Trackers(ProcessState(cpu=True), [Everywhere, Memory, "jsonl"], folder)
     trackers.init_trackers("run", {"lr": 0.1})
-    values = {
-        "loss": torch.tensor([rank + 0.5]),
-        "accuracy": np.array([1.0]),
-        "step": 7,
-        "val/loss": float("nan"),
-        "note": "5",
-        "histogram": torch.ones(3),
-    }
-    trackers.log(values, step=1)
+    arrays = {"loss": torch.tensor([rank + 0.5]), "accuracy": np.array([1.0]), "histogram": torch.ones(3)}
+    trackers.log({**arrays, "step": 7, "val/loss": float("nan"), "note": "5"}, step=1)
     names = [tracker.name for tracker in trackers.trackers]
     got = [type(trackers.get_tracker(name)).__name__ for name in ("jsonl", "everywhere")]
     trackers.end_training()
@@ -211,14 +170,8 @@ def test_only_the_main_process_writes_and_every_rank_reports_to_the_run(ranks: S
     assert results[0] == (["everywhere", "memory", "jsonl"], ["JSONLinesTracker", "Everywhere"])
     assert results[1] == (["everywhere"], ["BlankTracker", "Everywhere"])
     (line,) = lines_of(tmp_path / "run")
-    assert line["values"] == {
-        "loss": 0.5,
-        "accuracy": 1.0,
-        "step": 7,
-        "val/loss": "NaN",
-        "note": "5",
-        "histogram": [1.0, 1.0, 1.0],
-    }
+    arrays = {"loss": 0.5, "accuracy": 1.0, "histogram": [1.0, 1.0, 1.0]}
+    assert line["values"] == {**arrays, "step": 7, "val/loss": "NaN", "note": "5"}
     points = {point.rank: point for point in run.metrics}
     assert sorted(points) == [0, 1]
     for rank, point in points.items():
@@ -227,10 +180,6 @@ def test_only_the_main_process_writes_and_every_rank_reports_to_the_run(ranks: S
 
 
 def log_twice(folder: str) -> Any:
-    import torch
-
-    from notebook_launcher import Accelerator
-
     accelerator = Accelerator(cpu=True, max_grad_norm=1.0, log_with="jsonl", project_dir=folder)
     accelerator.init_trackers("run")
     model, *optimizers = accelerator.prepare(
@@ -257,20 +206,12 @@ def test_log_adds_learning_rate_and_gradient_norm(ranks: Sessions, tmp_path: Pat
 
 
 def train_four_updates(every: int, *, logs: bool) -> None:
-    import torch
-
-    from notebook_launcher import Accelerator
-
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=every)
     model = torch.nn.Linear(1, 1)
     model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
     for number in range(4 * every):
-        loss = model(torch.full((1, 1), float(accelerator.process_index)))
-        if every > 1:
-            with accelerator.accumulate(model):
-                accelerator.backward(loss.sum())
-                optimizer.step()
-        else:
+        with accelerator.accumulate(model) if every > 1 else contextlib.nullcontext():
+            loss = model(torch.full((1, 1), float(accelerator.process_index)))
             accelerator.backward(loss.sum())
             optimizer.step()
         if logs and number % 2:
@@ -303,31 +244,14 @@ def test_each_call_is_a_line_that_is_there_at_once(tmp_path: Path) -> None:
     tracker.finish()
 
 
-@pytest.mark.parametrize(
-    ("value", "expected"),
-    [
-        (True, True),
-        (3, 3),
-        (None, None),
-        (float("nan"), "NaN"),
-        (float("inf"), "Infinity"),
-        (-float("inf"), "-Infinity"),
-        (np.float32(0.5), 0.5),
-        (np.int64(7), 7),
-        (np.bool_(True), True),
-        (np.array([[2.0]]), 2.0),
-        (torch.tensor([1.5], dtype=torch.bfloat16), 1.5),
-        (torch.tensor([[1, 2]]), [[1, 2]]),
-        (torch.tensor(float("nan")), "NaN"),
-        ({"a": (1, float("inf"))}, {"a": [1, "Infinity"]}),
-        (1j, "1j"),
-    ],
-    ids=repr,
-)
-def test_every_value_has_a_form(value: Any, expected: Any) -> None:
-    assert plain(value) == expected
-    assert type(plain(value)) is type(expected)
-    assert json.loads(json.dumps(plain(value), allow_nan=False)) == expected
+def test_every_value_has_a_form() -> None:
+    values = [
+        *(True, 3, None, float("nan"), float("inf"), -float("inf"), {"a": (1, float("inf"))}, 1j),
+        *(np.float32(0.5), np.int64(7), np.bool_(True), np.array([[2.0]])),
+        *(torch.tensor([1.5], dtype=torch.bfloat16), torch.tensor([[1, 2]]), torch.tensor(float("nan"))),
+    ]
+    forms = '[true,3,null,"NaN","Infinity","-Infinity",{"a":[1,"Infinity"]},"1j",0.5,7,true,2.0,1.5,[[1,2]],"NaN"]'
+    assert json.dumps(plain(values), allow_nan=False, separators=(",", ":")) == forms
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from notebook_launcher import compat
 from notebook_launcher.training.recording.logging import get_logger
 
 if TYPE_CHECKING:
@@ -45,11 +46,7 @@ def test_warning_is_given_once(name, caplog):
     for number in (1, 1, 2):
         logger.warning_once("number %d", number)
     logger.warning_once("number %d", 1, main_process_only=False)
-    assert [record.getMessage() for record in caplog.records] == [
-        "[RANK 0] number 1",
-        "[RANK 0] number 2",
-        "[RANK 0] number 1",
-    ]
+    assert [record.getMessage() for record in caplog.records] == [f"[RANK 0] number {number}" for number in (1, 2, 1)]
 
 
 def speak(path, **options):
@@ -64,8 +61,7 @@ def speak(path, **options):
 
 
 @pytest.mark.parametrize(
-    ("options", "speakers"),
-    [({}, {0}), ({"main_process_only": False}, {0, 1, 2}), ({"in_order": True}, [0, 1, 2])],
+    ("options", "speakers"), [({}, {0}), ({"main_process_only": False}, {0, 1, 2}), ({"in_order": True}, [0, 1, 2])]
 )
 def test_options_choose_the_ranks_that_log(ranks, tmp_path, options, speakers):
     ranks.run(3, lambda: speak(tmp_path / "log", **options))
@@ -74,16 +70,14 @@ def test_options_choose_the_ranks_that_log(ranks, tmp_path, options, speakers):
     assert lines == expected or (isinstance(speakers, set) and sorted(lines) == expected)
 
 
-@pytest.mark.parametrize(("stacklevel", "named"), [({}, "speaker"), ({"stacklevel": 2}, "speaker"),
-                                                   ({"stacklevel": 3}, "caller")])  # fmt: skip
-def test_in_compat_a_stacklevel_counts_the_logger_too(name, caplog, stacklevel, named):
-    from notebook_launcher import compat
-
-    def speaker():
+def test_in_compat_a_stacklevel_counts_the_logger_too(name, caplog):
+    def speaker(**stacklevel):
         compat.get_logger(name).warning("here", **stacklevel)
 
     def caller():
         speaker()
+        speaker(stacklevel=2)
+        speaker(stacklevel=3)
 
     caller()
-    assert caplog.records[0].funcName == named
+    assert [record.funcName for record in caplog.records] == ["speaker", "speaker", "caller"]
