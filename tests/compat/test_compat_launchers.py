@@ -9,10 +9,11 @@ import sys
 import time
 
 import pytest
+import torch
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-from notebook_launcher import notebook_launch
-from notebook_launcher.compat import DistributedType, notebook_launcher
+from notebook_launcher import compat, notebook_launch, training
+from notebook_launcher.compat import DistributedType, PartialState, notebook_launcher
 
 RANDOM = """
 import importlib, os, sys
@@ -43,25 +44,20 @@ if __name__ == "__main__":
 """
 
 
-def write_rank(folder):
-    from pathlib import Path
-
-    from notebook_launcher.compat import PartialState
-
-    state = PartialState()
-    Path(folder, str(state.process_index)).write_text(f"{state.num_processes} {state.distributed_type}", "ascii")
-
-
-def fail_on_one():
-    from notebook_launcher.compat import PartialState
-
+def end_on_one(killed):
     if PartialState().process_index == 1:
+        if killed:
+            os.kill(os.getpid(), signal.SIGKILL)
         message = f"the reason of rank 1, process {os.getpid()}"
         raise ValueError(message)
     PartialState().wait_for_everyone()
 
 
 def test_runs_in_several_processes(tmp_path):
+    def write_rank(folder):
+        state = PartialState()
+        (folder / str(state.process_index)).write_text(f"{state.num_processes} {state.distributed_type}", "ascii")
+
     assert notebook_launcher(write_rank, (tmp_path,), num_processes=2, rdzv_backend="c10d") is None
     assert sorted((path.name, path.read_text()) for path in tmp_path.iterdir()) == [
         ("0", f"2 {DistributedType.MULTI_CPU}"),  # as the enumerations of this Python are written
@@ -92,7 +88,7 @@ def test_one_process_runs_here():
 def test_failure_is_a_child_failed_error_with_the_workers_message():
     before = int(time.time())
     with pytest.raises(ChildFailedError, match="the reason of rank 1") as caught:
-        notebook_launcher(fail_on_one, num_processes=2)
+        notebook_launcher(end_on_one, (False,), num_processes=2)
     assert isinstance(caught.value.__cause__, ValueError)
     rank, failure = caught.value.get_first_failure()
     assert rank == 1
@@ -101,17 +97,9 @@ def test_failure_is_a_child_failed_error_with_the_workers_message():
     assert f"(pid: {failure.pid})" in str(caught.value)
 
 
-def die_on_one():
-    from notebook_launcher.compat import PartialState
-
-    if PartialState().process_index == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-    PartialState().wait_for_everyone()
-
-
 def test_killed_process_is_named_with_its_pid_and_signal():
     with pytest.raises(ChildFailedError) as caught:
-        notebook_launcher(die_on_one, num_processes=2)
+        notebook_launcher(end_on_one, (True,), num_processes=2)
     rank, failure = caught.value.get_first_failure()
     assert (rank, failure.exitcode) == (1, -signal.SIGKILL)
     assert failure.pid > 1
@@ -138,10 +126,6 @@ def test_tpu_is_refused_before_anything_starts(monkeypatch):
 
 
 def shared_states():
-    import torch
-
-    from notebook_launcher import compat
-
     compat.AcceleratorState._reset_state(True)
     compat.GradientState._reset_state()
     first = compat.Accelerator(cpu=True, mixed_precision="bf16")
@@ -175,13 +159,9 @@ def test_newest_accelerator_is_shared():
 
 
 def test_every_documented_name_is_offered():
-    from notebook_launcher import compat, training
-
     for name in {*compat.__all__, *training.__all__}:
         assert getattr(compat, name) is not None
-    with pytest.raises(AttributeError, match="has no attribute 'FSDP'"):
-        _ = compat.FSDP
-    assert "Accelerator" in dir(compat)
-    with pytest.raises(AttributeError, match="has no attribute 'FSDP'"):
-        _ = training.FSDP
-    assert "Accelerator" in dir(training)
+    for module in (compat, compat.utils.memory, training):
+        with pytest.raises(AttributeError, match="has no attribute 'Accelerater'"):
+            _ = module.Accelerater
+    assert "Accelerator" in {*dir(compat)}.intersection(dir(training))

@@ -37,16 +37,17 @@ def test_operations_refuse_other_shapes_with_and_without_debug(ranks):
 
 
 def test_tensor_that_one_rank_has_is_copied_to_the_others(ranks):
+    tensor = torch.arange(6, dtype=torch.int16).view(2, 3)
+
     def copy(owners):
         rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
-        mine = torch.arange(6, dtype=torch.int16).view(2, 3) if rank in owners else None
         try:
-            return compat.copy_tensor_to_devices(mine)
+            return compat.copy_tensor_to_devices(tensor if rank in owners else None)
         except ValueError as error:
             return str(error)
 
     for copied in ranks.run(2, copy, [1]) + ranks.run(1, copy, [0]):
-        assert torch.equal(copied, torch.arange(6, dtype=torch.int16).view(2, 3))
+        assert torch.equal(copied, tensor)
     assert "got a tensor on no process. Pass it on one" in ranks.run(2, copy, [])[0]
     assert "got a tensor on processes [0, 1]." in ranks.run(2, copy, [0, 1])[1]
 
@@ -82,8 +83,7 @@ def test_accelerator_pickles_in_a_rank(ranks, num_ranks, library):
     def there_and_back():
         names = importlib.import_module(library)
         accelerator = names.Accelerator(cpu=True, gradient_accumulation_steps=3)
-        model = make_model()
-        loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.arange(8)))
+        model, loader = make_model(), DataLoader(TensorDataset(torch.arange(8)))
         _, optimizer, _ = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), loader)
         again = pickle.loads(pickle.dumps(accelerator))
         accelerator.gradient_state.sync_gradients = again.gradient_state.sync_gradients = False
@@ -104,7 +104,6 @@ def test_accelerator_pickles_in_a_rank(ranks, num_ranks, library):
 
 
 def test_accelerator_whose_state_was_reset_raises():
-    compat.AcceleratorState._reset_state(True)
     accelerator = compat.Accelerator(cpu=True)
     compat.AcceleratorState._reset_state(True)
     compat.GradientState._reset_state()
@@ -113,10 +112,9 @@ def test_accelerator_whose_state_was_reset_raises():
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
-@pytest.mark.parametrize("library", ["notebook_launcher.compat"])
-def test_accelerator_whose_state_was_reset_still_knows_its_process(ranks, library, num_ranks):
+def test_accelerator_whose_state_was_reset_still_knows_its_process(ranks, num_ranks):
     def shares():
-        accelerator = importlib.import_module(library).Accelerator(cpu=True)
+        accelerator = compat.Accelerator(cpu=True)
         accelerator.state._reset_state()
         accelerator.wait_for_everyone()
         with accelerator.split_between_processes([1, 2]) as share, accelerator.main_process_first():
@@ -161,9 +159,8 @@ def test_overflow_that_a_loop_notes_holds_the_scheduler_back_until_it_takes_the_
         rates += scheduler.get_last_lr()
         assert optimizer.step_was_skipped == overflow
     assert rates == [1.0, 1.0, 0.5]
-    importlib.import_module("accelerate.state" if library == "accelerate" else library).AcceleratorState._reset_state(
-        True
-    )
+    if library == "accelerate":
+        importlib.import_module("accelerate.state").AcceleratorState._reset_state(True)
 
 
 def test_queue_that_cannot_be_pickled_reaches_the_ranks(tmp_path):
@@ -235,5 +232,3 @@ def test_questions_about_other_parallelism_are_answered():
     assert accelerator.state.default_device.type in ("cpu", "cuda")
     compat.wait_for_everyone()
     compat.synchronize_rng_states([compat.RNGType.TORCH])
-    compat.AcceleratorState._reset_state(True)
-    compat.GradientState._reset_state()

@@ -6,14 +6,18 @@ import contextlib
 import importlib
 import os
 import types
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from notebook_launcher import Accelerator
-from tests.support.toy_training import make_data, make_model, sessions_fixture
+from notebook_launcher.compat import LocalSGD
+from tests.support.toy_training import make_data, make_model, micro_batch, sessions_fixture
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
 
 LIBRARIES = ("accelerate", "notebook_launcher.compat")
 
@@ -36,14 +40,17 @@ def reset(names: Any) -> None:
     names.GradientState._reset_state()
 
 
-def set_up(library: str, scenario: dict[str, Any]) -> tuple[Any, ...]:
-    """Return a library's Accelerator and the model, optimizer, loader and scheduler that it has prepared."""
+class Stream(IterableDataset[Any]):
+    def __init__(self, rows: Iterable[Any]) -> None:
+        self.rows = list(rows)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.rows)
+
+
+def train(library: str, scenario: dict[str, Any]) -> dict[str, Any]:
+    """Train two epochs in a rank and write everything down."""
     inputs, targets = make_data(scenario.get("size", 22))
-
-    class Stream(IterableDataset[Any]):
-        def __iter__(self):
-            return iter(zip(inputs, targets, strict=True))
-
     names = load(library)
     reset(names)
     names.set_seed(11)
@@ -54,22 +61,19 @@ def set_up(library: str, scenario: dict[str, Any]) -> tuple[Any, ...]:
         mixed_precision=scenario.get("precision", "no"),
         step_scheduler_with_optimizer=scenario.get("step_with_optimizer", True),
     )
-    model = make_model()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
-    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=scenario.get("total_steps", 30))
-    loader = DataLoader(
-        Stream() if scenario.get("stream", False) else TensorDataset(inputs, targets),
+    model: Any = make_model()
+    optimizer: Any = torch.optim.AdamW(model.parameters(), lr=0.05)
+    scheduler: Any = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, max_lr=0.1, total_steps=scenario.get("total_steps", 30)
+    )
+    loader: Any = DataLoader(
+        Stream(zip(inputs, targets, strict=True)) if "stream" in scenario else TensorDataset(inputs, targets),
         batch_size=scenario.get("batch_size", 2), shuffle=scenario.get("shuffle", False),
         drop_last=scenario.get("drop_last", False),
     )  # fmt: skip
-    return accelerator, *accelerator.prepare(model, optimizer, loader, scheduler)
-
-
-def train(library: str, scenario: dict[str, Any]) -> dict[str, Any]:
-    """Train two epochs in a rank and write everything down."""
-    accelerator, model, optimizer, loader, scheduler = set_up(library, scenario)
+    model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
     told: dict[str, Any] = {"weights": [], "rates": [], "samples": [], "metrics": [], "syncs": [], "ends": []}
-    told["length"] = None if scenario.get("stream", False) else len(loader)
+    told["length"] = None if "stream" in scenario else len(loader)
     for epoch in range(2):
         if hasattr(loader, "set_epoch"):
             loader.set_epoch(epoch)
@@ -93,7 +97,7 @@ def train(library: str, scenario: dict[str, Any]) -> dict[str, Any]:
             if scenario.get("gather", True):
                 gathered = accelerator.gather_for_metrics((outputs.detach(), wanted))
                 told["metrics"].append([part.flatten().tolist() for part in gathered])
-    reset(load(library))
+    reset(names)
     return told
 
 
@@ -187,11 +191,10 @@ def restore(library: str, folder: str) -> Any:
 
 def test_both_libraries_write_the_same_files_and_read_each_others(ranks, tmp_path):
     folders = {library: tmp_path / library for library in LIBRARIES}
-    files = {library: ranks.run(2, save, library, str(folder))[0] for library, folder in folders.items()}
-    theirs, ours = (set(files[library]) for library in LIBRARIES)
+    theirs, ours = (set(ranks.run(2, save, library, str(folder))[0]) for library, folder in folders.items())
     assert theirs <= ours
     restored = [ranks.run(2, restore, reader, str(folder)) for reader in LIBRARIES for folder in folders.values()]
-    assert all(weights == restored[0] for weights in restored)
+    assert restored == [restored[0]] * 4
 
 
 def resume(library: str, folder: str, num_skipped: int | None) -> list[list[int]]:
@@ -217,12 +220,9 @@ def resume(library: str, folder: str, num_skipped: int | None) -> list[list[int]
 
 def test_loader_restarts_its_epoch_after_load_state_as_accelerates_does(ranks, tmp_path):
     theirs, ours = (ranks.run(2, resume, library, str(tmp_path / library), None) for library in LIBRARIES)
-    assert list(ours) == list(theirs)
+    assert ours == theirs
     for seen in zip(*ours, strict=True):
         assert sorted(number for numbers in seen for number in numbers) == list(range(12))
-
-
-def test_batches_that_are_skipped_after_load_state_are_those_that_were_had(ranks, tmp_path):
     rest, whole = ranks.run(1, resume, "notebook_launcher.compat", str(tmp_path), 2)[0]
     first = ranks.run(1, resume, "notebook_launcher.compat", str(tmp_path), 0)[0][0]
     assert rest == first[4:]
@@ -230,15 +230,11 @@ def test_batches_that_are_skipped_after_load_state_are_those_that_were_had(ranks
 
 
 def drawn_after_batches_of_rank_0(library: str, num_workers: int) -> tuple[list[list[int]], list[float]]:
-    class Stream(IterableDataset[int]):
-        def __iter__(self) -> Any:
-            return iter(range(8))
-
     names = load(library)
     reset(names)
     accelerator = names.Accelerator(cpu=True)
     torch.manual_seed(5)
-    stream = DataLoader(Stream(), batch_size=2, num_workers=num_workers, persistent_workers=num_workers > 0)
+    stream = DataLoader(Stream(range(8)), batch_size=2, num_workers=num_workers, persistent_workers=num_workers > 0)
     loader = accelerator.prepare(stream)
     batches, drawn = [], []
     for _ in range(3):
@@ -250,7 +246,7 @@ def drawn_after_batches_of_rank_0(library: str, num_workers: int) -> tuple[list[
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_every_rank_draws_the_same_while_rank_0_reads(ranks, num_workers):
     theirs, ours = (ranks.run(2, drawn_after_batches_of_rank_0, library, num_workers) for library in LIBRARIES)
-    assert list(ours) == list(theirs)
+    assert ours == theirs
     assert ours[0][1] == ours[1][1]
 
 
@@ -277,19 +273,17 @@ def accumulate_with_a_loader_of_the_function(library: str) -> list[float]:
     found = []
     for _ in range(2):
         for numbers in loader:
-            with accelerator.accumulate(model):
-                accelerator.backward(model(numbers).mean())
+            with micro_batch(accelerator, optimizer, model) as backward:
+                backward(model(numbers).mean())
                 if accelerator.sync_gradients:
                     found.append(next(model.parameters()).grad.item())
-                optimizer.step()
-                optimizer.zero_grad()
     reset(names)
     return found
 
 
 def test_windows_end_with_a_loader_that_the_function_prepared(ranks):
     theirs, ours = (ranks.run(2, accumulate_with_a_loader_of_the_function, library) for library in LIBRARIES)
-    assert list(ours) == list(theirs)
+    assert ours == theirs
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -299,11 +293,10 @@ def test_windows_end_with_a_loader_that_the_function_prepared(ranks):
 OURS = ("notebook_launcher", "notebook_launcher.compat")
 
 
-def train_locally(library: str, num_steps: int, *, enabled: bool = True, fail: bool = False) -> list[torch.Tensor]:
+def train_locally(library: str, num_steps: int, enabled: bool = True, fail: bool = False) -> list[torch.Tensor]:
     """Train five steps, averaging every `num_steps`; return the weights after each, and after the block."""
-    names = importlib.import_module(library)
     home = "accelerate.local_sgd" if library == "accelerate" else "notebook_launcher.compat.local_sgd"
-    accelerator = names.Accelerator(cpu=True)
+    accelerator = importlib.import_module(library).Accelerator(cpu=True)
     model = make_model()
     model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
     told = []
@@ -323,61 +316,40 @@ def train_locally(library: str, num_steps: int, *, enabled: bool = True, fail: b
         if fail:
             raise KeyError
     told.append(weights())
-    if library != "notebook_launcher":
-        state = importlib.import_module("accelerate.state" if library == "accelerate" else library)
-        state.AcceleratorState._reset_state(True)
-        state.GradientState._reset_state()
+    if library in LIBRARIES:
+        reset(load(library))
     return told
 
 
 @pytest.mark.parametrize(("num_ranks", "library"), [(1, OURS[0]), (2, OURS[0]), (2, OURS[1])])
 def test_numbers_are_accelerates(ranks, num_ranks, library):
-    for wanted, got in zip(
-        ranks.run(num_ranks, train_locally, "accelerate", 2),
-        ranks.run(num_ranks, train_locally, library, 2),
-        strict=True,
-    ):
-        torch.testing.assert_close(got, wanted)
+    wanted, got = (ranks.run(num_ranks, train_locally, each, 2) for each in ("accelerate", library))
+    torch.testing.assert_close(got, wanted)
 
 
-def test_ranks_agree_after_every_average_alone(ranks):
+def test_ranks_agree_after_every_average_alone_and_without_it_always(ranks):
     first, second = ranks.run(2, train_locally, "notebook_launcher", 2)
-    assert [torch.equal(*pair) for pair in zip(first, second, strict=True)] == [False, True, False, True, False, True]
+    assert list(map(torch.equal, first, second)) == [False, True, False, True, False, True]
     torch.testing.assert_close(first[5], (first[4] + second[4]) / 2)
-
-
-def test_without_it_ranks_always_agree_and_one_process_trains_as_ever(ranks):
-    def plain() -> Any:
-        return train_locally("notebook_launcher", 2, enabled=False)
-
-    first, second = ranks.run(2, plain)
-    assert all(torch.equal(*pair) for pair in zip(first, second, strict=True))
-    assert all(map(torch.equal, ranks.run(1, train_locally, "notebook_launcher", 2)[0], ranks.run(1, plain)[0]))
+    assert all(map(torch.equal, *ranks.run(2, train_locally, "notebook_launcher", 2, False)))
+    once, plain = (ranks.run(1, train_locally, "notebook_launcher", 2, enabled)[0] for enabled in (True, False))
+    assert all(map(torch.equal, once, plain)), "one process trains as ever"
 
 
 def test_no_rank_waits_to_average_after_an_error(ranks):
-    def fail() -> Any:
-        return train_locally("notebook_launcher", 6, fail=True)
-
-    first, second = ranks.run(2, fail)
-    assert torch.equal(first[4], first[5])
-    assert torch.equal(second[4], second[5])
+    for weights in ranks.run(2, train_locally, "notebook_launcher", 6, True, True):
+        assert torch.equal(weights[4], weights[5])
 
 
-@pytest.mark.parametrize(("num_steps", "sharded", "message"), [
-    (0, False, "local_sgd_steps=0 is too small"),
-    (2, True, "fully_shard was applied to this Sequential"),
-])  # fmt: skip
-def test_local_sgd_refuses_zero_steps_and_sharded_models(ranks, num_steps, sharded, message):
+def test_local_sgd_refuses_zero_steps_and_sharded_models(ranks):
     def refuse() -> None:
         from torch.distributed.fsdp import fully_shard  # brings the compiler
 
-        from notebook_launcher.compat import LocalSGD
-
         accelerator, model = Accelerator(cpu=True), make_model()
-        if sharded:
-            fully_shard(model, mesh=torch.distributed.init_device_mesh("cpu", (2,)))
-        with pytest.raises(ValueError, match=message):
-            LocalSGD(accelerator, accelerator.prepare(model), num_steps)
+        with pytest.raises(ValueError, match="local_sgd_steps=0 is too small"):
+            LocalSGD(accelerator, accelerator.prepare(make_model()), 0)
+        fully_shard(model, mesh=torch.distributed.init_device_mesh("cpu", (2,)))
+        with pytest.raises(ValueError, match="fully_shard was applied to this Sequential"):
+            LocalSGD(accelerator, accelerator.prepare(model), 2)
 
     ranks.run(2, refuse)
