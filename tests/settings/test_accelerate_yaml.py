@@ -38,6 +38,8 @@ tpu_use_sudo: false
 use_cpu: false
 """
 """File that `accelerate config` of 1.15 writes for two of three GPUs."""
+DEEPSPEED_ALONE = {"ACCELERATE_USE_DEEPSPEED": "true"}
+FSDP = {"ACCELERATE_USE_FSDP": "true"}
 NO = {"num_processes": 1, "mixed_precision": "no"}
 
 
@@ -52,6 +54,11 @@ def num_gpus(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     return int(request.param)
 
 
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "config.yaml"
+
+
 def accepted(path: Path) -> Any:
     """Return the arguments that `accelerate launch` reads from a file."""
     with warnings.catch_warnings():
@@ -61,12 +68,6 @@ def accepted(path: Path) -> Any:
     args = launch.launch_command_parser().parse_args(["--config_file", str(path), "script.py"])
     with contextlib.redirect_stdout(io.StringIO()):
         return launch._validate_launch_command(args)[0]
-
-
-def test_from_yaml_reads_the_file_of_accelerate_config(tmp_path):
-    (tmp_path / "asked.yaml").write_text(ASKED)
-    expected = LaunchConfig(num_processes=2, devices=[0, 2], mixed_precision="bf16")  # type: ignore[arg-type]
-    assert LaunchConfig.from_yaml(tmp_path / "asked.yaml") == expected
 
 
 @pytest.mark.parametrize("precision", ["no", "bf16"])
@@ -89,22 +90,10 @@ def test_from_yaml_reads_the_file_of_write_basic_config(tmp_path, precision):
         {"num_processes": 2, "devices": "cpu"},
         {"mixed_precision": "no", "gradient_accumulation_steps": 1, "comm_hook": "no"},
         {"num_processes": 4, "devices": "cpu", "shard": 2},
-        {
-            "num_processes": 4,
-            "env": {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_OFFLOAD_PARAMS": "true"},
-        },
-        {
-            "num_processes": 2,
-            "env": {"A": "b", "ACCELERATE_USE_FSDP": "true", "FSDP_TRANSFORMER_CLS_TO_WRAP": "Block,Head"},
-        },
+        {"num_processes": 4, "env": {**FSDP, "FSDP_VERSION": "2", "FSDP_OFFLOAD_PARAMS": "true"}},
+        {"num_processes": 2, "env": {**FSDP, "A": "b", "FSDP_TRANSFORMER_CLS_TO_WRAP": "Block,Head"}},
         {"num_processes": 3, "mixed_precision": "bf16", "gradient_accumulation_steps": 4, "seed": 7},
-        {
-            "backend": None,
-            "env": {"A": "b: c # d", "É": "\n"},
-            "timeout": 60,
-            "max_restarts": 1,
-            "detached": True,
-        },
+        {"backend": None, "env": {"A": "b: c # d", "É": "\n"}, "timeout": 60, "max_restarts": 1, "detached": True},
     ],
 )
 def test_written_file_is_accepted_by_accelerate_and_read_back_equal(tmp_path, num_gpus, options):
@@ -132,18 +121,13 @@ use_cpu: true
 """
 
 
-def test_sharding_of_a_file_reaches_the_ranks_and_is_written_back(tmp_path):
-    path = tmp_path / "config.yaml"
+def test_sharding_of_a_file_reaches_the_ranks_and_is_written_back(path):
     path.write_text(SHARDED)
     config = LaunchConfig.from_yaml(path)
     assert config.to_yaml(path) == path
-    assert {key: value for key, value in yaml.safe_load(path.read_text()).items() if key in SHARDED} == {
-        **yaml.safe_load(SHARDED)
-    }
+    assert yaml.safe_load(SHARDED).items() <= yaml.safe_load(path.read_text()).items()
 
     def look():
-        from notebook_launcher import Accelerator
-
         accelerator = Accelerator()
         plugin: Any = accelerator.state.fsdp_plugin
         return accelerator.is_fsdp2, plugin.reshard_after_forward, plugin.transformer_cls_names_to_wrap
@@ -151,34 +135,33 @@ def test_sharding_of_a_file_reaches_the_ranks_and_is_written_back(tmp_path):
     assert list(notebook_launch(look, config=config, output="none")) == [(True, False, ["Block"])] * 2
 
 
-def test_open_precision_removes_the_one_in_the_file(tmp_path):
-    path = LaunchConfig(mixed_precision="bf16").to_yaml(tmp_path / "config.yaml")
+def test_open_precision_removes_the_one_in_the_file(path):
+    LaunchConfig(mixed_precision="bf16").to_yaml(path)
     config = LaunchConfig(num_processes=1)
     assert LaunchConfig.from_yaml(config.to_yaml(path)) == config
     assert accepted(path).mixed_precision == "no"
 
 
-def test_chosen_gpus_are_written_and_cannot_be_shared(tmp_path, monkeypatch):
+def test_chosen_gpus_are_written_and_cannot_be_shared(path, monkeypatch):
     monkeypatch.setattr(devices, "detect", lambda: machine(4))
     config = LaunchConfig(devices=(1, 3))
-    path = config.to_yaml(tmp_path / "config.yaml")
+    config.to_yaml(path)
     assert accepted(path).gpu_ids == "1,3"
     assert LaunchConfig.from_yaml(path) == config
     with pytest.raises(ConfigError, match=r"num_processes=4 with devices=\[0\]: Accelerate cannot let processes share"):
         LaunchConfig(num_processes=4, devices=(0,)).to_yaml(path)
 
 
-def test_edited_keys_replace_the_comment(tmp_path, monkeypatch):
+def test_edited_keys_replace_the_comment(path, monkeypatch):
     monkeypatch.setattr(devices, "detect", lambda: machine(4))
-    path = LaunchConfig(gradient_accumulation_steps=4).to_yaml(tmp_path / "config.yaml")
+    LaunchConfig(gradient_accumulation_steps=4).to_yaml(path)
     assert '"gradient_accumulation_steps": 4' in path.read_text().splitlines()[0]
     path.write_text(path.read_text().replace("num_processes: 4", "num_processes: 3"))
     config = LaunchConfig.from_yaml(path)
     assert (config.num_processes, config.gradient_accumulation_steps) == (3, 4)
 
 
-def test_foreign_keys_are_kept_and_listed_in_a_warning(tmp_path):
-    path = tmp_path / "config.yaml"
+def test_foreign_keys_are_kept_and_listed_in_a_warning(path):
     kept = {"downcast_bf16": "yes", "debug": True, "main_process_port": 29501}
     path.write_text(yaml.safe_dump({"distributed_type": "NO", "num_processes": 1, **kept}))
     with pytest.warns(UserWarning, match=r"config.yaml: ignored: debug: True, downcast_bf16: yes\.$"):
@@ -190,8 +173,7 @@ def test_foreign_keys_are_kept_and_listed_in_a_warning(tmp_path):
     assert accepted(path).main_process_port == 29501
 
 
-def test_compiler_of_a_file_reaches_the_ranks(tmp_path):
-    path = tmp_path / "config.yaml"
+def test_compiler_of_a_file_reaches_the_ranks(path):
     section = {"dynamo_backend": "AOT_EAGER", "dynamo_mode": "max-autotune", "dynamo_use_dynamic": False}
     path.write_text(yaml.safe_dump({"distributed_type": "NO", "num_processes": 1, "dynamo_config": section}))
     with pytest.warns(UserWarning, match=r"config.yaml: ignored: dynamo_mode: max-autotune\.$"):
@@ -214,13 +196,13 @@ def test_compiler_of_a_file_reaches_the_ranks(tmp_path):
         ("dynamo_config: {dynamo_backend: 'NO', dynamo_mode: max-autotune}", None),
     ],
 )
-def test_compiler_is_read_from_files_of_all_versions(tmp_path, keys, backend):
-    (tmp_path / "config.yaml").write_text(f"distributed_type: MULTI_CPU\nnum_processes: 2\n{keys}\n")
-    config = LaunchConfig.from_yaml(tmp_path / "config.yaml")
+def test_compiler_is_read_from_files_of_all_versions(tmp_path, path, keys, backend):
+    path.write_text(f"distributed_type: MULTI_CPU\nnum_processes: 2\n{keys}\n")
+    config = LaunchConfig.from_yaml(path)
     assert config.env == ({} if backend is None else {"ACCELERATE_DYNAMO_BACKEND": backend})
-    path = config.to_yaml(tmp_path / "other.yaml")
-    assert LaunchConfig.from_yaml(path) == config
-    assert accepted(path).dynamo_backend.lower() == (backend or "no")
+    other = config.to_yaml(tmp_path / "other.yaml")
+    assert LaunchConfig.from_yaml(other) == config
+    assert accepted(other).dynamo_backend.lower() == (backend or "no")
 
 
 DEEPSPEED = """\
@@ -239,9 +221,8 @@ deepspeed_config:
 """File that `accelerate config` of 1.15 writes for ZeRO stage 3, without the keys that all files have."""
 
 
-def test_deepspeed_section_becomes_the_variables_of_accelerate_launch_and_is_kept(tmp_path, monkeypatch):
+def test_deepspeed_section_becomes_the_variables_of_accelerate_launch_and_is_kept(path, monkeypatch):
     monkeypatch.setattr(devices, "detect", lambda: machine(4))
-    path = tmp_path / "config.yaml"
     path.write_text(DEEPSPEED)
     config = LaunchConfig.from_yaml(path)
     assert (config.num_processes, config.mixed_precision, config.gradient_accumulation_steps) == (2, "bf16", 4)
@@ -262,28 +243,23 @@ def test_deepspeed_section_becomes_the_variables_of_accelerate_launch_and_is_kep
 @pytest.mark.parametrize(
     ("text", "config"),
     [
+        (ASKED, {"num_processes": 2, "devices": [0, 2], "mixed_precision": "bf16"}),
         ("distributed_type: NO\nmixed_precision: no\nuse_cpu: true\n", {**NO, "devices": "cpu"}),
         ("distributed_type: NO\nfp16: true\n", {"num_processes": 1, "mixed_precision": "fp16"}),
         ("distributed_type: MULTI_GPU\nnum_processes: -1\ngpu_ids: all\n", {}),
         ("distributed_type: MULTI_CPU\nnum_processes: 2\n", {"num_processes": 2, "devices": "cpu"}),
-        (
-            "distributed_type: DEEPSPEED\nnum_processes: 2\n",
-            {"num_processes": 2, "env": {"ACCELERATE_USE_DEEPSPEED": "true"}},
-        ),
+        ("distributed_type: DEEPSPEED\nnum_processes: 2\n", {"num_processes": 2, "env": DEEPSPEED_ALONE}),
     ],
 )
-def test_from_yaml_reads_older_and_shorter_files(tmp_path, text, config):
-    (tmp_path / "config.yaml").write_text(text)
-    assert LaunchConfig.from_yaml(tmp_path / "config.yaml") == LaunchConfig(**config)
+def test_from_yaml_reads_the_file_of_accelerate_config_and_older_and_shorter_ones(path, text, config):
+    path.write_text(text)
+    assert LaunchConfig.from_yaml(path) == LaunchConfig(**config)
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (
-            "distributed_type: MULTI_GPU\nnum_machines: 2\n",
-            r"it has num_machines: 2, but a launch reaches other machines by engine=",
-        ),
+        ("distributed_type: MULTI_GPU\nnum_machines: 2\n", r"it has num_machines: 2, but a launch reaches other mach"),
         ("distributed_type: XLA\n", r"distributed_type: XLA, and it is for a TPU. Use `accelerate launch`"),
         ("compute_environment: AMAZON_SAGEMAKER\ndistributed_type: NO\n", r"AMAZON_SAGEMAKER, but a notebook"),
         ("distributed_type: NO\nmixed_precision: fp8\n", r"mixed_precision: fp8, and it can be no, fp16, bf16"),
@@ -296,8 +272,7 @@ def test_from_yaml_reads_older_and_shorter_files(tmp_path, text, config):
         ('# notebook-launcher: {"sed": 1}\ndistributed_type: NO\n', r"unknown option sed=. Did you mean seed=\?"),
     ],
 )
-def test_file_that_cannot_be_launched_is_refused_and_kept(tmp_path, text, message):
-    path = tmp_path / "config.yaml"
+def test_file_that_cannot_be_launched_is_refused_and_kept(path, text, message):
     path.write_text(text)
     with pytest.raises(ConfigError, match=message):
         LaunchConfig.from_yaml(path)
