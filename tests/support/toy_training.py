@@ -25,11 +25,11 @@ shards_on_cpus = pytest.mark.skipif(
 
 
 class Sessions:
-    """Ranks of several numbers, kept from test to test."""
+    """Ranks of several numbers, kept from test to test, until the stack closes."""
 
-    def __init__(self) -> None:
+    def __init__(self, stack: contextlib.ExitStack) -> None:
         self._opened: dict[int, Session] = {}
-        self._stack = contextlib.ExitStack()
+        self._stack = stack
 
     def open(self, *numbers: int) -> None:
         """Start ranks of these numbers, but for those that are there."""
@@ -39,10 +39,6 @@ class Sessions:
             self._opened[number] = self._stack.enter_context(session)
         for number in new:
             self._opened[number].run(_import_compiler)
-
-    def close(self) -> None:
-        """End all ranks."""
-        self._stack.close()
 
     def __getitem__(self, num_processes: int) -> Session:
         """The session of so many ranks."""
@@ -55,24 +51,15 @@ class Sessions:
         return list(self._opened[num_processes].run(function, args=args))
 
 
-@contextlib.contextmanager
-def sessions(*numbers: int) -> Iterator[Sessions]:
-    """Sessions of these numbers of ranks, for a fixture; they are there before its first test begins."""
-    opened = Sessions()
-    with contextlib.closing(opened):
-        opened.open(*numbers)
-        yield opened
-
-
 @pytest.fixture(scope="package")
 def room_ranks() -> Iterator[Sessions]:
     """Ranks for all files of a folder whose `conftest.py` imports this fixture: torch's compiler takes 2 s of each."""
-    with sessions() as opened:
-        yield opened
+    with contextlib.ExitStack() as stack:
+        yield Sessions(stack)
 
 
 def sessions_fixture(*numbers: int, set_up: Callable[[], Any] | None = None) -> Any:
-    """Return a fixture: sessions of these numbers of ranks for all tests of a file, or of its folder (`room_ranks`).
+    """Return a fixture: sessions of these numbers of ranks, which are there before the first test of a file begins.
 
     Args:
         numbers: The numbers of ranks.
@@ -80,16 +67,11 @@ def sessions_fixture(*numbers: int, set_up: Callable[[], Any] | None = None) -> 
     """
 
     @pytest.fixture(scope="module")
-    def opened_sessions(request: pytest.FixtureRequest) -> Iterator[Sessions]:
-        with contextlib.ExitStack() as stack:
-            try:
-                opened = request.getfixturevalue("room_ranks")
-            except pytest.FixtureLookupError:
-                opened = stack.enter_context(sessions())
-            opened.open(*numbers)
-            if set_up is not None:
-                opened.run(max(numbers), set_up)
-            yield opened
+    def opened_sessions(room_ranks: Sessions) -> Sessions:
+        room_ranks.open(*numbers)
+        if set_up is not None:
+            room_ranks.run(max(numbers), set_up)
+        return room_ranks
 
     return opened_sessions
 

@@ -7,20 +7,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.toy_checkpoints import Training
-from tests.support.toy_training import sessions
+from tests.support.toy_training import room_ranks, sessions_fixture
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from tests.support.toy_training import Sessions
+__all__ = ["room_ranks"]
 
-
-@pytest.fixture(scope="package")
-def ranks() -> Iterator[Sessions]:
-    """Two and three ranks for the tests of all files that have none of their own."""
-    with sessions(2, 3) as opened:
-        yield opened
+ranks = sessions_fixture(2, 3)
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from notebook_launcher.training import operations
 
 if TYPE_CHECKING:
-    from notebook_launcher import Session
+    from tests.support.toy_training import Sessions
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -22,14 +22,14 @@ def this_rank() -> int:
     return int(os.environ["RANK"])
 
 
-def on_all(session: Session, function: Any, *args: Any) -> Any:
+def on_all(ranks: Sessions, function: Any, num: int = 2) -> Any:
     """Run on all ranks and return what all of them returned."""
-    first, *others = session.run(function, args=args)
+    first, *others = ranks.run(num, function)
     assert [operations.listify(other) for other in others] == [operations.listify(first)] * len(others)
     return first
 
 
-def error_on_all(session: Session, function: Any) -> str:
+def error_on_all(ranks: Sessions, function: Any, num: int = 2) -> str:
     """Return the error that all ranks raise; they keep their group, since the run itself succeeds."""
 
     def run():
@@ -38,4 +38,4 @@ def error_on_all(session: Session, function: Any) -> str:
         except (TypeError, ValueError, operations.DistributedOperationException) as error:
             return f"{type(error).__name__}: {error}"
 
-    return str(on_all(session, run))
+    return str(on_all(ranks, run, num))

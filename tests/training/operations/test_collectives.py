@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -9,6 +11,9 @@ import torch.distributed as dist
 from notebook_launcher.training import operations
 from notebook_launcher.training.operations.checking import collective_device, sending_device
 from tests.training.operations.calls import Record, on_all, this_rank
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def test_operations_of_a_single_process_return_their_input():
@@ -22,43 +27,23 @@ def test_operations_of_a_single_process_return_their_input():
     assert operations.reduce(data)["x"] is not data["x"]
 
 
-def test_gather_concatenates_in_rank_order(trio):
+def test_gather_concatenates_in_rank_order(ranks):
     def gather():
         rank = this_rank()
         data = {"x": torch.full((2, 3), rank), "deep": (Record(torch.ones(1, 1) * rank, None), [])}
         gathered = operations.gather(data)
         return gathered["x"], gathered["deep"][0].first, gathered["deep"][0].second
 
-    rows, column, nothing = on_all(trio, gather)
+    rows, column, nothing = on_all(ranks, gather, 3)
     everyone = torch.arange(3)
     assert torch.equal(rows, everyone.repeat_interleave(2)[:, None].repeat(1, 3))
     assert torch.equal(column, everyone[:, None].float())
     assert nothing is None
 
 
-def test_complex_numbers_have_no_maximum_on_any_number_of_ranks(pair):
-    def reduce() -> None:
-        with pytest.raises(TypeError, match=r"got complex numbers, as value\['x'\], of which none is the largest"):
-            operations.reduce({"x": torch.ones(2, dtype=torch.complex64)}, "max")
-
-    reduce()
-    on_all(pair, reduce)
-
-
 DTYPES = ["bool", "uint8", "int16", "int64", "float16", "bfloat16", "float64", "complex64", "float8_e4m3fn"]
-
-
-def test_gather_takes_every_dtype_at_once(pair):
-    def gather():
-        return operations.gather([torch.tensor([this_rank(), 1, 0]).to(getattr(torch, name)) for name in DTYPES])
-
-    for name, tensor in zip(DTYPES, on_all(pair, gather), strict=True):
-        expected = torch.tensor([0, 1, 0, 1, 1, 0]).to(getattr(torch, name))
-        assert tensor.dtype == expected.dtype
-        assert tensor.tolist() == expected.tolist()
-
-
-AWKWARD = {
+AWKWARD: dict[str, Callable[[int], torch.Tensor]] = {
+    **{name: lambda rank, name=name: torch.tensor([rank > 1, 1, 0]).to(getattr(torch, name)) for name in DTYPES},
     "no dimensions": lambda rank: torch.tensor(float(rank)),
     "transposed": lambda rank: torch.arange(6.0).view(2, 3).t() + rank,
     "strided": lambda rank: torch.arange(6.0)[::2] + rank,
@@ -71,22 +56,28 @@ AWKWARD = {
 }
 
 
-def test_gather_takes_awkward_tensors(trio):
-    def gather(size):
-        gathered = {name: operations.gather([make(this_rank()), torch.ones(1)])[0] for name, make in AWKWARD.items()}
-        assert not any(tensor.requires_grad for tensor in gathered.values())
-        wanted = {name: [torch.atleast_1d(make(r).detach()) for r in range(size)] for name, make in AWKWARD.items()}
-        return [name for name in AWKWARD if not torch.equal(gathered[name], torch.cat(wanted[name]))]
+def test_gather_takes_awkward_tensors_of_every_dtype_alone_and_at_once(ranks):
+    def gather():
+        mine = {name: make(this_rank()) for name, make in AWKWARD.items()}
+        at_once = operations.gather({name: tensor for name, tensor in mine.items() if name != "large"})
+        wrong = []
+        for name, make in AWKWARD.items():
+            wanted = [row for rank in range(3) for row in torch.atleast_1d(make(rank).detach()).tolist()]
+            for found in (operations.gather(mine[name]), at_once.get(name)):
+                if found is not None and (found.tolist(), found.dtype) != (wanted, mine[name].dtype):
+                    wrong.append((name, found))
+                assert found is None or not found.requires_grad
+        return wrong
 
-    assert on_all(trio, gather, 3) == []
+    assert on_all(ranks, gather, 3) == []
 
 
-def test_gather_object_gives_one_flat_list(trio):
-    gathered = on_all(trio, lambda: operations.gather_object([{"rank": this_rank()}] * this_rank()))
+def test_gather_object_gives_one_flat_list(ranks):
+    gathered = on_all(ranks, lambda: operations.gather_object([{"rank": this_rank()}] * this_rank()), 3)
     assert gathered == [{"rank": rank} for rank in range(3) for _ in range(rank)]
 
 
-def test_broadcast_overwrites_the_tensors_it_was_given(trio):
+def test_broadcast_overwrites_the_tensors_it_was_given(ranks):
     def broadcast():
         rank = this_rank()
         rows, flags = torch.full((3, 2), rank).t(), torch.tensor([rank == 1])
@@ -96,7 +87,7 @@ def test_broadcast_overwrites_the_tensors_it_was_given(trio):
         same = [new is old for new, old in zip(result, (rows, flags, weight, one), strict=True)]
         return same, [tensor.detach() for tensor in result]
 
-    same, (rows, flags, weight, one) = on_all(trio, broadcast)
+    same, (rows, flags, weight, one) = on_all(ranks, broadcast, 3)
     assert same == [True, True, True, False]
     assert torch.equal(rows, torch.ones(2, 3, dtype=torch.int64))
     assert (flags.tolist(), weight.tolist(), one.tolist()) == ([True], [1.0, 1.0], [1, 1, 1])
@@ -117,7 +108,7 @@ REDUCED = [
 ]
 
 
-def test_reduce_returns_sum_mean_or_max(trio):
+def test_reduce_returns_sum_mean_or_max(ranks):
     def reduce():
         results = []
         for reduction, dtype, _, _ in REDUCED:
@@ -128,28 +119,29 @@ def test_reduce_returns_sum_mean_or_max(trio):
             results.append((reduction, dtype, reduced.item(), str(reduced.dtype).removeprefix("torch.")))
         return results
 
-    size = 3
-    expected = [(reduction, dtype, value(size), result) for reduction, dtype, value, result in REDUCED]
-    assert on_all(trio, reduce) == expected
+    assert on_all(ranks, reduce, 3) == [
+        (reduction, dtype, value(3), result) for reduction, dtype, value, result in REDUCED
+    ]
 
 
-@pytest.mark.parametrize(("reduction", "dtype", "value", "result"), REDUCED)
-def test_reduce_alone_gives_the_dtypes_of_several_ranks(reduction, dtype, value, result):
-    reduced = operations.reduce(torch.tensor([value(1)]).to(getattr(torch, dtype)), reduction)
-    assert str(reduced.dtype) == f"torch.{result}"
+def test_reduce_alone_gives_the_dtypes_of_several_ranks():
+    for reduction, dtype, value, result in REDUCED:
+        reduced = operations.reduce(torch.tensor([value(1)]).to(getattr(torch, dtype)), reduction)
+        assert str(reduced.dtype) == f"torch.{result}"
 
 
-def test_mean_of_large_half_floats_is_finite(pair):
-    assert on_all(pair, lambda: operations.reduce(torch.tensor([6e4]).half())).tolist() == [6e4]
-
-
-def test_reduce_scales_and_detaches(pair):
+def test_reduce_scales_detaches_keeps_half_floats_finite_and_knows_no_largest_complex_number(ranks):
     def reduce():
+        with pytest.raises(TypeError, match=r"got complex numbers, as value\['x'\], of which none is the largest"):
+            operations.reduce({"x": torch.ones(2, dtype=torch.complex64)}, "max")
         weight = torch.ones(2, requires_grad=True)
-        return operations.reduce(weight, "sum", scale=0.25), operations.reduce(weight, "none", 3.0).requires_grad
+        large = operations.reduce(torch.tensor([6e4]).half())
+        return operations.reduce(weight, "sum", scale=0.25), operations.reduce(weight, "none", 3.0).requires_grad, large
 
-    scaled, needs_gradient = on_all(pair, reduce)
-    assert (scaled.tolist(), scaled.requires_grad, needs_gradient) == ([0.5, 0.5], False, False)
+    for num in (1, 2):
+        scaled, needs_gradient, large = on_all(ranks, reduce, num)
+        assert (scaled.tolist(), scaled.requires_grad, needs_gradient) == ([0.25 * num] * 2, False, False)
+        assert large.tolist() == [6e4]
 
 
 # Tensors that are made equally long on all ranks, and batches that are made divisible by their number.
@@ -157,43 +149,32 @@ def test_reduce_scales_and_detaches(pair):
 
 @pytest.mark.parametrize(("size", "num_processes", "padded"), [(6, 4, 8), (4, 2, 4), (1, 3, 3)])
 def test_pad_input_tensors_repeats_the_last_sample(size, num_processes, padded):
-    data = {"x": torch.arange(size), "none": None}
-    assert operations.pad_input_tensors(data, size, num_processes)["x"].tolist() == [
-        min(at, size - 1) for at in range(padded)
-    ]
+    found = operations.pad_input_tensors({"x": torch.arange(size), "none": None}, size, num_processes)
+    assert found["x"].tolist() == [min(at, size - 1) for at in range(padded)]
 
 
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        ({"pad_index": -1}, [[0, -1, -1], [1, 1, -1], [2, 2, 2]]),
-        ({"pad_first": True}, [[0, 0, 0], [0, 1, 1], [2, 2, 2]]),
-        ({"dim": -1, "pad_index": torch.tensor([9])}, [[0, 9, 9], [1, 1, 9], [2, 2, 2]]),
-        ({"dim": 1}, [[0], [1, 1], [2, 2, 2]]),
-    ],
-)
-def test_pad_across_processes_makes_all_as_long_as_the_longest(trio, options, expected):
+@pytest.mark.parametrize(("options", "expected"), [
+    ({"pad_index": -1}, [[0, -1, -1], [1, 1, -1], [2, 2, 2]]),
+    ({"pad_first": True}, [[0, 0, 0], [0, 1, 1], [2, 2, 2]]),
+    ({"dim": -1, "pad_index": torch.tensor([9])}, [[0, 9, 9], [1, 1, 9], [2, 2, 2]]),
+    ({"dim": 1}, [[0], [1, 1], [2, 2, 2]]),
+])  # fmt: skip
+def test_pad_across_processes_makes_all_as_long_as_the_longest(ranks, options, expected):
     def pad():
         mine = torch.full((this_rank() + 1,), this_rank())
         return operations.pad_across_processes({"x": mine, "none": None}, **options)["x"].tolist()
 
-    assert list(trio.run(pad)) == expected
+    assert ranks.run(3, pad) == expected
 
 
 # The devices on which a group takes tensors, which sends and collectives share but for gloo on GPUs.
 
 
-@pytest.mark.parametrize(
-    ("group", "device", "sends_from", "reduces_on"),
-    [
-        ("cpu:gloo,cuda:gloo", "cpu", "cpu", "cpu"),
-        ("cpu:gloo,cuda:gloo", "cuda:1", "cpu", "cuda:1"),
-        ("cuda:nccl", "cpu", "cuda:1", "cuda:1"),
-        ("cuda:nccl", "cuda:1", "cuda:1", "cuda:1"),
-        ("cpu:gloo,cuda:nccl", "cpu", "cpu", "cpu"),
-        ("cpu:gloo,cuda:nccl", "cuda:1", "cuda:1", "cuda:1"),
-    ],
-)
+@pytest.mark.parametrize(("group", "device", "sends_from", "reduces_on"), [
+    ("cpu:gloo,cuda:gloo", "cpu", "cpu", "cpu"), ("cpu:gloo,cuda:gloo", "cuda:1", "cpu", "cuda:1"),
+    ("cuda:nccl", "cpu", "cuda:1", "cuda:1"), ("cuda:nccl", "cuda:1", "cuda:1", "cuda:1"),
+    ("cpu:gloo,cuda:nccl", "cpu", "cpu", "cpu"), ("cpu:gloo,cuda:nccl", "cuda:1", "cuda:1", "cuda:1"),
+])  # fmt: skip
 def test_group_sends_and_reduces_where_its_backends_can(monkeypatch, group, device, sends_from, reduces_on):
     monkeypatch.setattr(dist, "get_backend_config", lambda: group)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)

@@ -74,8 +74,9 @@ MATCHED: dict[str, tuple[Callable[[int], Any], Any]] = {
 }
 
 
-def test_values_are_matched_by_name_and_gathered_at_any_length(pair):
-    results = on_all(pair, lambda: {name: operations.listify(call(this_rank())) for name, (call, _) in MATCHED.items()})
+def test_values_are_matched_by_name_and_gathered_at_any_length(ranks):
+    calls = {name: call for name, (call, _) in MATCHED.items()}
+    results = on_all(ranks, lambda: {name: operations.listify(call(this_rank())) for name, call in calls.items()})
     assert results == {name: expected for name, (_, expected) in MATCHED.items()}
 
 
@@ -137,16 +138,16 @@ REFUSED: dict[str, tuple[Callable[[int], Any], list[str]]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_values_that_do_not_fit_are_an_error_on_all_ranks(pair, name):
+def test_values_that_do_not_fit_are_an_error_on_all_ranks(ranks, name):
     call, words = REFUSED[name]
-    error = error_on_all(pair, lambda: call(this_rank()))
+    error = error_on_all(ranks, lambda: call(this_rank()))
     assert [each for each in words if each not in error] == [], error
 
 
-def test_an_error_groups_ranks_and_shortens_lists(trio):
+def test_an_error_groups_ranks_and_shortens_lists(ranks):
     def gather():
         return operations.gather({str(at): torch.ones(1 + at, 2 if this_rank() == 1 else 3) for at in range(7)})
 
-    lines = error_on_all(trio, gather).splitlines()
+    lines = error_on_all(ranks, gather, 3).splitlines()
     assert lines[1] == "  value['0']: float32 [1, 3] on ranks 0, 2, float32 [1, 2] on rank 1"
     assert lines[6] == "  and 2 more"

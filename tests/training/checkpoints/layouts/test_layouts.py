@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tests.support.toy_training import Sessions
 
 pytestmark = shards_on_cpus
-ranks = sessions_fixture(2, 3)  # Meshes keep a group's sockets, so that others would find them after a failed call.
+ranks = sessions_fixture(2, 3)
 WHOLE, PARTS = "FULL_STATE_DICT", "SHARDED_STATE_DICT"
 
 
