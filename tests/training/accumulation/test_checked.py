@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -13,13 +14,24 @@ from notebook_launcher.verification import VerificationRow
 from tests.support.toy_windows import Training, mse
 
 
+def of_sum(model: Any, batch: Any) -> Any:
+    return mse(model(batch[0]), batch[1], reduction="sum")
+
+
+def of_mean(model: Any, batch: Any) -> Any:
+    return mse(model(batch[0]), batch[1])
+
+
+def check(training: Training, sizes: list[int], loss: Any, weight: Any = None) -> Any:
+    rows = itertools.pairwise(itertools.accumulate(sizes, initial=0))
+    batches = [(training.inputs[begin:end], training.targets[begin:end]) for begin, end in rows]
+    return training.accelerator.check_accumulation(training.model, batches, loss, weight=weight)
+
+
 def test_check_accumulation_finds_the_exact_gradient():
     training = Training(steps=4)
-    batches = [(training.inputs[:2], training.targets[:2]), (training.inputs[2:7], training.targets[2:7])]
     before = training.model.state_dict()["0.weight"].clone()
-    report = training.accelerator.check_accumulation(
-        training.model, batches, lambda model, batch: mse(model(batch[0]), batch[1])
-    )
+    report = check(training, [2, 5], of_mean)
     assert report
     assert str(report).startswith("exact: 2 micro-batches (weight 7)")
     assert report.nominal == 0.5
@@ -28,46 +40,23 @@ def test_check_accumulation_finds_the_exact_gradient():
     assert training.micro_batch(0) is False, "the window that it used is closed"
 
 
-def test_check_accumulation_finds_a_loss_that_is_no_mean():
-    training = Training(steps=4)
-    batches = [(training.inputs[:1], training.targets[:1]), (training.inputs[1:8], training.targets[1:8])]
-    report = training.accelerator.check_accumulation(
-        training.model,
-        batches,
-        lambda model, batch: mse(model(batch[0]), batch[1], reduction="sum"),
-        weight=lambda _: 1,
-    )
+ADDS_UP = 'Return the sum and pass it as backward(loss, weight=num_tokens, reduction="sum")'
+
+
+@pytest.mark.parametrize(("sizes", "loss", "weight", "words"), [
+    ([1, 7], of_sum, lambda _: 1, ADDS_UP),
+    ([1, 2], lambda *of: of_sum(*of) * 4 / 3, None, ADDS_UP),  # Divided by the tokens of the whole window.
+    ([1, 3], of_mean, lambda _: 1, "Pass as weight= what the loss is the mean over"),
+])  # fmt: skip
+def test_check_accumulation_finds_a_loss_that_is_no_mean_over_its_weight(sizes, loss, weight, words):
+    report = check(Training(steps=4), sizes, loss, weight)
     assert not report
     assert report.relative < 1e-5, "the gradient is that of what the loss was said to be"
     assert "NOT A MEAN: the loss of two micro-batches joined is" in str(report)
-    assert 'Return the sum and pass it as backward(loss, weight=num_tokens, reduction="sum")' in str(report)
+    assert words in str(report)
 
 
-def test_check_accumulation_finds_a_loss_divided_by_the_tokens_of_the_window():
-    training = Training(steps=4)
-    batches = [(training.inputs[:1], training.targets[:1]), (training.inputs[1:3], training.targets[1:3])]
-    num_items = 3  # of the window, as the recipe for variable lengths divides
-
-    def recipe(model, batch):
-        return mse(model(batch[0]), batch[1], reduction="sum") * 4 / num_items
-
-    report = training.accelerator.check_accumulation(training.model, batches, recipe)
-    assert not report.loss_is_mean
-    assert report.losses is not None
-    assert report.losses.adds_up
-
-
-def test_check_accumulation_finds_a_weight_that_is_not_what_the_loss_is_a_mean_over():
-    training = Training(steps=2)
-    batches = [(training.inputs[:1], training.targets[:1]), (training.inputs[1:4], training.targets[1:4])]
-    report = training.accelerator.check_accumulation(
-        training.model, batches, lambda model, batch: mse(model(batch[0]), batch[1]), weight=lambda _: 1
-    )
-    assert not report
-    assert "Pass as weight= what the loss is the mean over" in str(report)
-
-
-def test_check_accumulation_does_without_batches_that_cannot_be_joined():
+def test_check_accumulation_does_without_batches_that_cannot_be_joined_but_not_without_any():
     training = Training(steps=2)
     batches = [torch.zeros(2, 3), torch.zeros(2, 5)]
     report = training.accelerator.check_accumulation(
@@ -75,12 +64,8 @@ def test_check_accumulation_does_without_batches_that_cannot_be_joined():
     )
     assert report
     assert report.losses is None
-
-
-def test_check_accumulation_refuses_empty_batches():
-    training = Training()
     with pytest.raises(ValueError, match="gave no micro-batch"):
-        training.accelerator.check_accumulation(training.model, [], lambda model, batch: model(batch))
+        check(training, [], of_mean)
 
 
 def test_documented_toy_model_gives_the_documented_gradients():

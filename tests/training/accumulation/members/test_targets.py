@@ -7,10 +7,20 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 from notebook_launcher import Accelerator, GradientAccumulationPlugin, LocalSGD
-from tests.support.toy_training import Sessions, full_gradient, make_data, make_model, sessions_fixture, shards_on_cpus
+from notebook_launcher.training.accumulation.members import parameter_groups
+from tests.support.toy_training import (
+    Sessions,
+    full_gradient,
+    make_data,
+    make_model,
+    sessions_fixture,
+    shards_on_cpus,
+    whole,
+)
 
 mse = torch.nn.functional.mse_loss
 
@@ -35,8 +45,7 @@ def accumulate(accelerator: Any, target: Any, call: Any, optimizer: Any, sizes: 
 
 def assert_gradient_of_all(grads: list[torch.Tensor], num_samples: int) -> None:
     expected = full_gradient(make_model().state_dict(), *make_data(num_samples))
-    for mine, wanted in zip(grads, expected, strict=True):
-        torch.testing.assert_close(mine, wanted, atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(grads, expected, atol=1e-6, rtol=1e-6)
 
 
 @pytest.mark.parametrize("prepares", ["the optimizer", "the backbone", "the head later"])
@@ -57,19 +66,6 @@ def test_models_of_one_optimizer_accumulate_exactly_whatever_was_prepared(prepar
         optimizer.add_param_group({"params": list(head.parameters())})
     grads = accumulate(accelerator, backbone, lambda inputs: head(backbone(inputs)), optimizer, [2, 1, 3])
     assert_gradient_of_all(grads, 6)
-
-
-def test_models_that_share_parameters_are_corrected_once():
-    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
-    model = make_model()
-    twin = torch.nn.Sequential(*model)  # other modules around the same parameters
-    model, twin = accelerator.prepare(model, twin)
-    inputs, targets = make_data(5)
-    for rows in (slice(0, 4), slice(4, 5)):
-        with accelerator.accumulate(model, twin):
-            loss = mse(model(inputs[rows]), targets[rows]) + mse(twin(inputs[rows]), targets[rows])
-            accelerator.backward(loss / 2, weight=rows.stop - rows.start)
-    assert_gradient_of_all([parameter.grad for parameter in model.parameters()], 5)
 
 
 def test_accumulate_refuses_what_was_not_prepared():
@@ -181,6 +177,8 @@ def test_sharded_model_accumulates_exactly(ranks, prepared, each_batch, wrapped)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         if prepared == "both":
             model, optimizer = accelerator.prepare(model, optimizer)
+            assert not isinstance(model, DistributedDataParallel)
+            assert all(group.force_sum_reduction_for_comms for group in parameter_groups(model)), "gloo sums for means"
         else:
             optimizer = accelerator.prepare(optimizer)
         updates = []
@@ -204,13 +202,51 @@ def test_sharded_model_accumulates_exactly(ranks, prepared, each_batch, wrapped)
         torch.cat([result[2] for result in results]),
     )
     for updates, _, _ in results:
-        assert len(updates) == 1
-        for mine, wanted in zip(updates[0], expected, strict=True):
-            torch.testing.assert_close(mine, wanted, atol=1e-6, rtol=1e-6)
+        torch.testing.assert_close(updates, [expected], atol=1e-6, rtol=1e-6)
+
+
+def gradients_of_a_window(kind: str, each_batch: bool | None) -> list[Any]:
+    """Return this rank's gradient after each backward of a window; None where FSDP2 holds it back."""
+    plugin = GradientAccumulationPlugin(num_steps=3, sync_each_batch=each_batch)
+    accelerator, found = Accelerator(cpu=True, gradient_accumulation_plugin=plugin), []
+    trained: Any = torch.ones(3, requires_grad=True) if kind == "a leaf tensor" else make_model()
+    if kind == "the user's DDP":
+        trained = DistributedDataParallel(trained)
+    if kind == "sharded":
+        from torch.distributed.fsdp import fully_shard
+
+        fully_shard(trained, mesh=torch.distributed.init_device_mesh("cpu", (2,)))
+    parameters = [trained] if isinstance(trained, torch.Tensor) else list(trained.parameters())
+    optimizer = torch.optim.SGD(parameters, lr=0.1)
+    if kind == "the user's DDP":
+        accelerator.prepare(optimizer)
+    else:
+        trained, _ = accelerator.prepare(trained, optimizer)
+    for inputs in make_data(3, seed=accelerator.process_index)[0]:
+        with accelerator.accumulate(trained):
+            accelerator.backward((trained * inputs if kind == "a leaf tensor" else trained(inputs)).sum())
+        found.append(None if parameters[0].grad is None else whole([parameters[0].grad])[0])
+    return found
+
+
+AT_THE_END, ALWAYS = [False, False, True], [True, True, True]
+
+
+@pytest.mark.parametrize(("kind", "each_batch", "reduces"), [
+    ("prepared", None, AT_THE_END), ("prepared", True, ALWAYS),
+    ("a leaf tensor", None, AT_THE_END), ("a leaf tensor", True, ALWAYS),
+    ("the user's DDP", None, ALWAYS), ("the user's DDP", False, ALWAYS),
+    pytest.param("sharded", None, ALWAYS, marks=shards_on_cpus),
+    pytest.param("sharded", False, AT_THE_END, marks=shards_on_cpus),
+])  # fmt: skip
+def test_gradients_are_reduced_in_every_micro_batch_or_at_the_windows_end(ranks, kind, each_batch, reduces):
+    mine, theirs = ranks.run(2, gradients_of_a_window, kind, each_batch)
+    found = [one is not None and torch.equal(one, other) for one, other in zip(mine, theirs, strict=True)]
+    assert found == reduces
 
 
 @pytest.mark.parametrize("name", ["compiled", "container", "old name", ".module"])
-def test_no_sync_and_trigger_sync_find_the_model_inside(ranks, name):
+def test_no_sync_trigger_sync_and_local_sgd_find_the_model_inside(ranks, name):
     def train():
         accelerator = Accelerator(cpu=True)
         raw: Any = make_model()
@@ -229,34 +265,18 @@ def test_no_sync_and_trigger_sync_find_the_model_inside(ranks, name):
         with accelerator.trigger_sync_in_backward(target):
             accelerator.backward(second)
         optimizer.step()
-        return own, raw[0].weight.detach()
-
-    (first, mine), (second, its) = ranks.run(2, train)
-    assert not torch.equal(first, second), "no_sync synchronised"
-    assert torch.equal(mine, its), "the last backward did not synchronise"
-
-
-@pytest.mark.parametrize("name", ["compiled", "old name"])
-def test_local_sgd_finds_the_model_inside(ranks, name):
-    def train():
-        accelerator = Accelerator(cpu=True)
-        raw: Any = make_model()
-        model, optimizer = accelerator.prepare(raw, torch.optim.SGD(raw.parameters(), lr=0.1))
-        target = torch.compile(model, backend="eager") if name == "compiled" else raw
-        inputs, targets = make_data(2, seed=accelerator.process_index)
-        told = []
+        told = [own, raw[0].weight.detach().clone()]
         with LocalSGD(accelerator, target, local_sgd_steps=2) as local_sgd:
             for _ in range(2):
+                optimizer.zero_grad()
                 accelerator.backward(mse(model(inputs), targets))
                 optimizer.step()
-                optimizer.zero_grad()
                 local_sgd.step()
                 told.append(raw[0].weight.detach().clone())
         return told
 
-    (mine, averaged), (its, also) = ranks.run(2, train)
-    assert not torch.equal(mine, its), "ranks do not train by themselves"
-    assert torch.equal(averaged, also)
+    mine, its = ranks.run(2, train)
+    assert [torch.equal(*pair) for pair in zip(mine, its, strict=True)] == [False, True, False, True]
 
 
 # Models that a block trains though `accumulate` was given another one: they belong to its window, too.

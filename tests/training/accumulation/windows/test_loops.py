@@ -19,11 +19,6 @@ if TYPE_CHECKING:
 ranks = sessions_fixture(1, 2)
 
 
-def numbers(count: int, batch_size: int = 2) -> Any:
-    data: Any = torch.arange(1.0, count + 1)[:, None]
-    return DataLoader(data, batch_size)
-
-
 def zipped(first: Any, second: Any) -> Iterator[Any]:
     for batch, _ in zip(first, second, strict=False):
         yield batch
@@ -66,18 +61,24 @@ def nested_at_the_end(first: Any, second: Any) -> Iterator[Any]:
             yield from first
 
 
-def gradients(loop: Callable[[Any, Any], Iterator[Any]], counts: tuple[int, int], num_steps: int) -> list[float]:
-    """Return the gradient of each update: the mean over the numbers of its window."""
-    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=num_steps)
-    model = torch.nn.Linear(1, 1, bias=False)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    model, optimizer, first, second = accelerator.prepare(model, optimizer, *map(numbers, counts))
+def numbers(count: int, batch_size: int = 1) -> Any:
+    data: Any = torch.arange(1.0, count + 1, dtype=torch.float64)[:, None]
+    return DataLoader(data, batch_size)
+
+
+def train(loop: Callable[..., Iterator[Any]], *loaders: Any, num_steps: int = 2, weighs: bool = False) -> Any:
+    """Return the gradient of each update, to nine digits: the mean over the numbers of its window."""
+    plugin = GradientAccumulationPlugin(num_steps=num_steps, sync_with_dataloader=not weighs)
+    accelerator = Accelerator(cpu=True, gradient_accumulation_plugin=plugin)
+    model = torch.nn.Linear(1, 1, bias=False, dtype=torch.float64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    model, optimizer, *prepared = accelerator.prepare(model, optimizer, *loaders)
     found = []
-    for batch in loop(first, second):
+    for batch in loop(*prepared):
         with accelerator.accumulate(model):
-            accelerator.backward(model(batch).mean())
+            accelerator.backward(model(batch).mean(), weight=len(batch) if weighs else None)
             if accelerator.sync_gradients:
-                found.append(next(model.parameters()).grad.item())
+                found.append(round(next(model.parameters()).grad.item(), 9))
             optimizer.step()
             optimizer.zero_grad()
     return found
@@ -89,36 +90,29 @@ def test_window_ends_with_the_shortest_of_loaders_read_side_by_side(
     ranks: Sessions, num_ranks: int, loop: Callable[[Any, Any], Iterator[Any]]
 ) -> None:
     second = 40 if loop is not endless else 4  # which is read several times
-    for found in ranks.run(num_ranks, gradients, loop, (num_ranks * 6, num_ranks * second), 2):
+    for found in ranks.run(num_ranks, train, loop, numbers(num_ranks * 6, 2), numbers(num_ranks * second, 2)):
         assert found == ([2.5, 5.5] if num_ranks == 1 else [4.5, 10.5])
 
 
-def test_iterator_that_is_drawn_from_now_and_then_ends_no_window() -> None:
-    assert gradients(now_and_then, (10, 4), 3) == [3.5, 8.5]
-
-
-@pytest.mark.parametrize("outer", [2, 4, 6])
-def test_loop_inside_a_loop_ends_windows_with_the_inner_loader(outer: int) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert gradients(nested, (10, outer), 3) == [3.5, 8.5] * (outer // 2)
-
-
-def test_loop_inside_the_last_round_of_a_loop_keeps_windows_of_full_length() -> None:
-    assert gradients(nested_at_the_end, (12, 8), 3) == [3.5, 3.5, 9.5]
+@pytest.mark.parametrize(("loop", "first", "second", "expected"), [
+    (now_and_then, 10, 4, [3.5, 8.5]),
+    (nested, 10, 2, [3.5, 8.5]), (nested, 10, 4, [3.5, 8.5] * 2), (nested, 10, 6, [3.5, 8.5] * 3),
+    (nested_at_the_end, 12, 8, [3.5, 3.5, 9.5]),
+])  # fmt: skip
+def test_loaders_that_are_not_read_side_by_side_end_their_own_windows_alone(
+    loop: Callable[[Any, Any], Iterator[Any]], first: int, second: int, expected: list[float]
+) -> None:
+    assert train(loop, numbers(first, 2), numbers(second, 2), num_steps=3) == expected
 
 
 def test_loaders_side_by_side_that_count_other_samples_get_a_warning() -> None:
-    with pytest.warns(
-        UserWarning, match="two prepared loaders are read side by side, and one of them has a batch that"
-    ):
-        gradients(zipped, (7, 40), 2)
+    with pytest.warns(UserWarning, match="two prepared loaders are read side by side, and one of them has a batch"):
+        train(zipped, numbers(7, 2), numbers(40, 2))
 
 
 # Loops that read a prepared loader ahead, or cut its batches, are warned; what they need instead is exact.
 
 
-NUMBERS = torch.arange(1.0, 13.0, dtype=torch.float64)[:, None]
 WARNING = r"accumulate\(\) was entered without a new batch from the prepared loader"
 
 
@@ -149,60 +143,33 @@ def leave_some_out(loader: Iterable[Any]) -> Iterator[Any]:
     yield from (batch for number, batch in enumerate(loader) if number != 2)
 
 
-def train(read: Callable[..., Iterator[Any]], *, batch_size: int = 1, num_steps: int = 2, weighs: bool = False) -> Any:
-    """Return the gradient of each update: the mean of the numbers in its window."""
-    plugin = GradientAccumulationPlugin(num_steps=num_steps, sync_with_dataloader=not weighs)
-    accelerator = Accelerator(cpu=True, gradient_accumulation_plugin=plugin)
-    model = torch.nn.Linear(1, 1, bias=False, dtype=torch.float64)
-    data: Any = NUMBERS
-    loader = DataLoader(data, batch_size)
-    model, optimizer, loader = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=1.0), loader)
-    gradients = []
-    for batch in read(loader):
-        with accelerator.accumulate(model):
-            accelerator.backward(model(batch).mean(), weight=len(batch) if weighs else None)
-            if accelerator.sync_gradients:
-                gradients.append(next(model.parameters()).grad.item())
-            optimizer.step()
-            optimizer.zero_grad()
-    return gradients
-
-
 @pytest.mark.parametrize(("read", "batch_size"), [(read_ahead, 1), (read_chunks, 1), (cut_batches, 3)])
 def test_loop_that_is_out_of_step_with_its_loader_warns(read: Any, batch_size: int) -> None:
     with pytest.warns(UserWarning, match=WARNING):
-        train(read, batch_size=batch_size)
+        train(read, numbers(12, batch_size))
 
 
 def test_weights_and_windows_apart_from_the_loader_are_exact_in_any_order_of_reading() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert train(read_ahead, weighs=True) == [1.5, 3.5, 5.5, 7.5, 9.5, 11.5]
-        assert train(cut_batches, batch_size=3, weighs=True) == [2.0, 5.0, 8.0, 11.0]
+    assert train(read_ahead, numbers(12), weighs=True) == [1.5, 3.5, 5.5, 7.5, 9.5, 11.5]
+    assert train(cut_batches, numbers(12, 3), weighs=True) == [2.0, 5.0, 8.0, 11.0]
 
 
 def test_loop_in_step_with_its_loader_is_not_warned() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        train(leave_some_out)
-        train(cut_batches, num_steps=1)
+    train(leave_some_out, numbers(12))
+    train(cut_batches, numbers(12), num_steps=1)
 
 
 def test_batch_that_is_tried_again_is_not_warned() -> None:
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
-    model = torch.nn.Linear(1, 1, bias=False, dtype=torch.float64)
-    data: Any = NUMBERS
-    model, loader = accelerator.prepare(model, DataLoader(data, 1))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for number, batch in enumerate(loader):
-            for fails in [True, False] if number == 2 else [False]:
-                with pytest.raises(OSError) if fails else warnings.catch_warnings(), accelerator.accumulate(model):
-                    if fails:
-                        raise OSError
-                    accelerator.backward(model(batch).mean())
-                    if accelerator.sync_gradients:
-                        model.zero_grad()
+    model, loader = accelerator.prepare(torch.nn.Linear(1, 1, bias=False, dtype=torch.float64), numbers(12))
+    for number, batch in enumerate(loader):
+        if number == 2:
+            with pytest.raises(OSError), accelerator.accumulate(model):
+                raise OSError
+        with accelerator.accumulate(model):
+            accelerator.backward(model(batch).mean())
+            if accelerator.sync_gradients:
+                model.zero_grad()
 
 
 def read_all(loader: Iterable[Any]) -> Iterator[Any]:
@@ -221,9 +188,7 @@ def test_reading_ahead_is_exact_where_a_rank_has_no_last_batch(ranks: Sessions) 
         accelerator = Accelerator(cpu=True, gradient_accumulation_plugin=plugin, dataloader_config=uneven)
         model = torch.nn.Linear(1, 1, bias=False, dtype=torch.float64)
         torch.nn.init.zeros_(model.weight)
-        data: Any = torch.arange(13.0, dtype=torch.float64)[:, None]
-        loader, other = DataLoader(data, batch_size=2), DataLoader(data, batch_size=2)
-        model, loader, other = accelerator.prepare(model, loader, other)
+        model, loader, other = accelerator.prepare(model, numbers(13, 2), numbers(13, 2))
         optimizer = accelerator.prepare(torch.optim.SGD(model.parameters(), lr=1.0))
         with warnings.catch_warnings():
             warnings.simplefilter("error")
@@ -235,9 +200,9 @@ def test_reading_ahead_is_exact_where_a_rank_has_no_last_batch(ranks: Sessions) 
                 if number == 1:
                     with torch.no_grad():
                         seen = [accelerator.gather_for_metrics(rows) for rows in other]
-        assert torch.cat(seen).flatten().tolist() == list(range(13))
+        assert torch.cat(seen).flatten().tolist() == list(range(1, 14))
         return float(accelerator.unwrap_model(model).weight.item())
 
     found = ranks.run(2, lambda: {name: train_ahead(read) for name, read in READINGS.items()})
-    # Two windows, of 8 and of 5 rows.
-    assert list(found) == [dict.fromkeys(READINGS, pytest.approx(-13.5))] * 2
+    # Two windows, of 8 and of 5 rows: their means are 4.5 and 11.
+    assert list(found) == [dict.fromkeys(READINGS, pytest.approx(-15.5))] * 2

@@ -58,9 +58,7 @@ def test_factor_on_the_device_multiplies_as_exactly_as_a_number(dtype: torch.dty
 )
 @pytest.mark.usefixtures("two_ranks")
 def test_weighted_window_on_a_device_never_reads_a_number_from_it(
-    steps: int,
-    are_tensors: bool,
-    reduction: str,
+    steps: int, are_tensors: bool, reduction: str
 ) -> None:
     """Tensors of the device `meta` have shapes and no numbers: whatever reads one raises."""
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=steps, check_ranks=False)
@@ -88,12 +86,9 @@ COUNTS = ([3.0, 1.0, 0.0, 5.0, 2.0, 0.0], [4.0, 0.0, 0.0, 1.0, 7.0, 2.0])
 
 def train(*, keeps: bool, reduction: str, state_after: int | None = None) -> list[list[float]]:
     """Return the gradients of all updates; `keeps`: weights stay tensors, as those of a GPU do."""
-    before = weighing.stays_on_device
-    weighing.stays_on_device = lambda weight, device: keeps and isinstance(weight, torch.Tensor)
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(weighing, "stays_on_device", lambda weight, device: keeps and isinstance(weight, torch.Tensor))
         return _train(reduction, state_after)
-    finally:
-        weighing.stays_on_device = before
 
 
 def _train(reduction: str, state_after: int | None) -> list[list[float]]:
@@ -109,7 +104,7 @@ def _train(reduction: str, state_after: int | None) -> list[list[float]]:
             loss = losses.mean() if reduction == "mean" else losses.sum() * count
             accelerator.backward(loss, weight=torch.tensor(count), reduction=reduction)
             if accelerator.sync_gradients:
-                gradients.append(model.weight.grad.flatten().tolist() if hasattr(model, "weight") else _of(model))
+                gradients.append(model.weight.grad.flatten().tolist())
             optimizer.step()
             optimizer.zero_grad()
         if number == state_after:
@@ -119,24 +114,17 @@ def _train(reduction: str, state_after: int | None) -> list[list[float]]:
     return gradients
 
 
-def _of(model: Any) -> list[float]:
-    return [float(number) for number in model.module.weight.grad.flatten()]
-
-
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize("num_ranks", [1, 2])
 def test_weights_on_a_device_give_the_gradients_of_numbers(ranks: Sessions, num_ranks: int, reduction: str) -> None:
-    expected = ranks.run(num_ranks, lambda: train(keeps=False, reduction=reduction))
-    found = ranks.run(num_ranks, lambda: train(keeps=True, reduction=reduction))
+    expected, found, saved = (
+        ranks.run(num_ranks, lambda: train(keeps=keeps, reduction=reduction, state_after=after))  # noqa: B023
+        for keeps, after in ((False, None), (True, None), (True, 1))
+    )
     assert len(found[0]) == 2
-    for mine, theirs in zip(found, expected, strict=True):
+    for mine, theirs in zip([*found, *saved], expected * 2, strict=True):
         for one, other in zip(mine, theirs, strict=True):
             assert one == pytest.approx(other, rel=1e-14)
-
-
-def test_open_window_is_saved_with_its_weight_as_a_number(ranks: Sessions) -> None:
-    found = ranks.run(1, lambda: train(keeps=True, reduction="mean", state_after=1))
-    assert found == ranks.run(1, lambda: train(keeps=False, reduction="mean"))
 
 
 @pytest.mark.parametrize("weight", [-1.0, float("inf"), float("nan")])
@@ -151,7 +139,7 @@ def test_weight_that_cannot_be_is_an_error_as_a_number_and_nan_on_a_device(
     assert kept.isnan()
 
 
-def test_weights_of_sparse_gradients_are_numbers() -> None:
+def test_weights_of_sparse_gradients_and_of_other_devices_are_numbers() -> None:
     """Rows of a micro-batch of weight 0 are left out of sparse gradients, which takes the number."""
     accelerator = Accelerator(cpu=True)
     accelerator.prepare(torch.nn.Linear(1, 1), torch.ones(1, requires_grad=True))
@@ -162,9 +150,7 @@ def test_weights_of_sparse_gradients_are_numbers() -> None:
     assert stays_on_device(meta, torch.device("meta"))
     with pytest.raises(TypeError, match="is not a number"):
         checked_weight(meta, torch.device("meta"), reads=True)
-
-
-def test_tensor_of_another_device_or_of_several_elements_is_read() -> None:
+    # A tensor of another device or of several elements is read.
     assert not stays_on_device(torch.ones(()), torch.device("cpu"))
     assert not stays_on_device(torch.ones(()), torch.device("meta"))
     assert not stays_on_device(torch.ones(2, device="meta"), torch.device("meta"))
@@ -235,11 +221,7 @@ def make_optimizers(model: Any) -> list[torch.optim.Optimizer]:
     ("num_processes", "num_steps", "has_weights", "slow"), [(2, 4, False, 0), (1, 1, True, 1), (2, 2, True, 1)]
 )
 def test_correction_of_a_window_leaves_gradients_from_before_as_they_are(
-    ranks: Sessions,
-    num_processes: int,
-    num_steps: int,
-    has_weights: bool,
-    slow: int,
+    ranks: Sessions, num_processes: int, num_steps: int, has_weights: bool, slow: int
 ) -> None:
     def train() -> tuple[list[float], list[str]]:
         with warnings.catch_warnings(record=True) as caught:
