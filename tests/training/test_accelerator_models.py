@@ -20,12 +20,9 @@ from notebook_launcher.training import (
     ProcessState,
     prepare_data_loader,
 )
-from tests.support.toy_training import make_data, make_model, sessions_fixture
+from tests.support.toy_training import make_data, make_model
 
 mse = torch.nn.functional.mse_loss
-
-
-ranks = sessions_fixture(2)
 
 
 def make_loader(num_samples=14):
@@ -56,9 +53,8 @@ def train(model, steps=3, **options):
 ])  # fmt: skip
 def test_model_built_with_any_ddp_options_trains_alike(ranks, options, ddp, synced):
     def both():
-        return train(make_model()), train(
-            make_model(), kwargs_handlers=[DistributedDataParallelKwargs(**ddp)], **options
-        )
+        handlers = [DistributedDataParallelKwargs(**ddp)]
+        return train(make_model()), train(make_model(), kwargs_handlers=handlers, **options)
 
     for (plain, _), (built, when) in ranks.run(2, both):
         torch.testing.assert_close(built, plain)
@@ -76,37 +72,6 @@ def test_compiled_model_is_saved_by_its_own_names(ranks):
 
     own = list(make_model().state_dict())
     assert ranks.run(2, names) == [(own, own, True)] * 2
-
-
-def test_forward_of_a_compiled_model_under_no_sync_is_refused(ranks):
-    def mistake():
-        accelerator = Accelerator(cpu=True, dynamo_backend="eager")
-        model = make_model()
-        model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
-        with accelerator.no_sync(model):
-            loss = model(torch.ones(1, 3)).mean()
-        accelerator.backward(loss)
-        with pytest.raises(RuntimeError, match=r"was left out on this rank, or ran under no_sync\(\)"):
-            optimizer.step()
-
-    ranks.run(2, mistake)
-
-
-def test_second_backward_through_one_forward_is_refused(ranks):
-    def mistake():
-        accelerator = Accelerator(cpu=True)
-        model = make_model()
-        model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
-        outputs = model(torch.rand(4, 3))
-        accelerator.backward(outputs.mean(), retain_graph=True)
-        accelerator.backward(outputs.square().mean())
-        with pytest.raises(RuntimeError, match=r"A second backward\(\) went through a forward.*backward\(loss_a \+"):
-            optimizer.step()
-        optimizer.zero_grad()
-        accelerator.backward(model(torch.rand(4, 3)).mean())
-        optimizer.step()
-
-    ranks.run(2, mistake)
 
 
 @pytest.mark.parametrize("steps", [1, 2])
@@ -224,37 +189,19 @@ def test_handlers_return_only_arguments_that_differ_from_defaults():
     assert GradScalerKwargs().to_kwargs() == {}
     assert GradScalerKwargs(init_scale=4.0).to_kwargs() == {"init_scale": 4.0}
     assert DistributedDataParallelKwargs(bucket_cap_mb=1, comm_hook="fp16").to_kwargs() == {"bucket_cap_mb": 1}
+    assert DistributedDataParallelKwargs(bucket_cap_mb=None).bucket_cap_mb == 25, "as torch's own"
     assert GradientAccumulationPlugin(num_steps=4).to_kwargs() == {"num_steps": 4}
     assert isinstance(GradScalerKwargs(), KwargsHandler)
-
-
-def test_returned_optimizer_and_scheduler_continue_in_the_kernel(ranks):
-    def make():
-        accelerator = Accelerator(cpu=True)
-        optimizer = torch.optim.SGD(make_model().parameters(), lr=1.0)
-        optimizer, scheduler = accelerator.prepare(optimizer, torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5))
-        optimizer.step()
-        scheduler.step()
-        return optimizer, scheduler
-
-    optimizer, scheduler = ranks.run(2, make)[1]
-    optimizer.step()
-    scheduler.step()
-    assert optimizer.param_groups[0]["lr"] == scheduler.get_last_lr()[0] == 0.25
 
 
 def test_prepare_calls_the_methods_that_a_subclass_overrides() -> None:
     class Recording(Accelerator):
         def prepare_model(self, model: Any, *args: Any, **kwargs: Any) -> Any:
-            prepared.append(model)
-            return super().prepare_model(model, *args, **kwargs)
+            return "a model"
 
         def prepare_optimizer(self, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            prepared.append(optimizer)
-            return super().prepare_optimizer(optimizer, *args, **kwargs)
+            return "an optimizer"
 
-    prepared: list[Any] = []
     model = torch.nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    Recording(cpu=True).prepare(model, optimizer)
-    assert prepared == [model, optimizer]
+    assert Recording(cpu=True).prepare(model, optimizer) == ("a model", "an optimizer")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import warnings
 from typing import Any
 
 import pytest
@@ -11,13 +10,9 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from notebook_launcher import Accelerator, DistributedDataParallelKwargs, GradientAccumulationPlugin, GradScalerKwargs
-from notebook_launcher.training.accumulation.members import parameter_groups
-from tests.support.toy_training import full_gradient, make_data, make_model, sessions_fixture, shards_on_cpus
+from tests.support.toy_training import make_data, make_model
 
 mse = torch.nn.functional.mse_loss
-
-
-ranks = sessions_fixture(2, 3)
 
 
 def prepare(steps=1, model=None, **options):
@@ -44,17 +39,6 @@ def weights(model):
 def assert_same(results):
     for other in results[1:]:
         torch.testing.assert_close(results[0], other, rtol=0, atol=0)
-
-
-def test_weights_of_ranks_start_and_stay_equal(ranks):
-    def train():
-        accelerator, model, optimizer, loss = prepare(steps=2)
-        for _ in range(4):
-            micro_batch(accelerator, model, optimizer, loss)
-        assert isinstance(model, torch.nn.parallel.DistributedDataParallel)
-        return weights(accelerator.unwrap_model(model))
-
-    assert_same(ranks.run(3, train))
 
 
 def count_reductions(steps, batches, sync_each_batch=None):
@@ -181,12 +165,29 @@ def test_gradients_of_one_rank_that_are_set_by_hand_are_refused(ranks, way):
         ranks.run(2, set_gradients, way, False)
 
 
-def no_sync_around_the_forward():
-    accelerator, model, optimizer, loss = prepare()
+def no_sync_around_the_forward(**options):
+    accelerator, model, optimizer, loss = prepare(**options)
     with accelerator.no_sync(model):
         value = loss()
     accelerator.backward(value)
     optimizer.step()
+
+
+def no_sync_around_a_compiled_forward():
+    no_sync_around_the_forward(dynamo_backend="eager")
+
+
+def two_backwards_through_one_forward():
+    accelerator, model, optimizer, _ = prepare()
+    outputs = model(torch.rand(4, 3))
+    accelerator.backward(outputs.mean(), retain_graph=True)
+    accelerator.backward(outputs.square().mean())
+    try:
+        optimizer.step()
+    finally:  # The next update is whole.
+        optimizer.zero_grad()
+        accelerator.backward(model(torch.rand(4, 3)).mean())
+        optimizer.step()
 
 
 def past_the_wrapper():
@@ -250,6 +251,8 @@ def test_attributes_and_methods_of_a_prepared_model_are_reached_on_any_number_of
 
 @pytest.mark.parametrize(("mistake", "message"), [
     (no_sync_around_the_forward, r"Sequential were not synchronised.*left out on this rank, or ran under no_sync\(\)"),
+    (no_sync_around_a_compiled_forward, r"left out on this rank, or ran under no_sync\(\)"),
+    (two_backwards_through_one_forward, r"A second backward\(\) went through a forward.*backward\(loss_a \+"),
     (past_the_wrapper, r"gradients of Sequential were not synchronised.*went past the prepared model"),
     (by_a_method, r"gradients of Encoder were not synchronised.*a method such as model\.encode\(x\)"),
     (frozen_late, r"gradients of Sequential were not synchronised.*did not reach 0.weight, 0.bias\. Pass Accelerator"),
@@ -258,6 +261,22 @@ def test_attributes_and_methods_of_a_prepared_model_are_reached_on_any_number_of
 def test_misuse_that_makes_ranks_diverge_is_refused(ranks, mistake, message):
     with pytest.raises(RuntimeError, match=message):
         ranks.run(2, mistake)
+
+
+def usually():
+    accelerator, model, optimizer, loss = prepare(steps=2)
+    for _ in range(4):
+        micro_batch(accelerator, model, optimizer, loss)
+    assert isinstance(model, torch.nn.parallel.DistributedDataParallel)
+    return weights(model)
+
+
+def without_accumulate():
+    accelerator, model, optimizer, loss = prepare()
+    for _ in range(3):  # As in Accelerate's guide, before it comes to the helper.
+        accelerator.backward(loss() / 3)
+    optimizer.step()
+    return weights(model)
 
 
 def no_sync_around_backward_only():
@@ -287,21 +306,11 @@ def triggered_later():
     return weights(model)
 
 
-@pytest.mark.parametrize("way", [no_sync_around_backward_only, loss_backward, triggered_later])
-def test_backwards_that_are_not_the_usual_ones_are_synchronised(ranks, way):
-    assert_same(ranks.run(2, way))
-
-
-def test_rank_that_ran_out_of_samples_continues_with_weight_zero(ranks):
-    def train():
-        accelerator, model, optimizer, _ = prepare(steps=2, even_batches=False)
-        loader = accelerator.prepare(DataLoader(TensorDataset(*make_data(5)), 2))
-        losses = [micro_batch(accelerator, model, optimizer, lambda: mse(model(x), y)) for x, y in loader]  # noqa: B023
-        return len(losses), weights(model)
-
-    results = ranks.run(3, train)
-    assert [result[0] for result in results] == [1, 1, 1]
-    assert_same([result[1] for result in results])
+@pytest.mark.parametrize(
+    "way", [usually, without_accumulate, no_sync_around_backward_only, loss_backward, triggered_later]
+)
+def test_weights_of_ranks_start_and_stay_equal(ranks, way):
+    assert_same(ranks.run(3, way))
 
 
 def test_trigger_set_on_one_rank_is_seen_on_all(ranks):
@@ -315,7 +324,7 @@ def test_trigger_set_on_one_rank_is_seen_on_all(ranks):
     assert ranks.run(3, train) == [[False, True, False]] * 3
 
 
-def test_join_uneven_inputs_lets_ranks_with_more_batches_continue(ranks):
+def test_join_uneven_inputs_lets_ranks_with_more_batches_continue_without_windows(ranks):
     def train():
         accelerator, model, optimizer, _ = prepare()
         loader = accelerator.prepare(DataLoader(TensorDataset(*make_data(6)), 2))
@@ -328,33 +337,15 @@ def test_join_uneven_inputs_lets_ranks_with_more_batches_continue(ranks):
                 optimizer.zero_grad()
         return num
 
-    assert ranks.run(2, train) == [2, 1]
-
-
-def test_join_uneven_inputs_is_refused_in_windows_of_several_micro_batches(ranks):
     def join() -> None:
         accelerator, model, _, _ = prepare(steps=2)
         with accelerator.join_uneven_inputs([model]):
             pass  # All ranks have as many batches.
         accelerator.join_uneven_inputs([model], even_batches=False).__enter__()
 
+    assert ranks.run(2, train) == [2, 1]
     with pytest.raises(ValueError, match=r"with gradient_accumulation_steps=2: torch's Join follows .* Leave it out"):
         ranks.run(2, join)
-
-
-def test_buffers_that_stay_apart_come_without_a_warning(ranks):
-    def train():
-        options = DistributedDataParallelKwargs(broadcast_buffers=False)
-        model = torch.nn.Linear(1, 1)
-        model.register_buffer("rank", torch.tensor(torch.distributed.get_rank()))
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")  # pytest's filters do not reach the ranks.
-            accelerator = Accelerator(cpu=True, kwargs_handlers=[options])
-            model = accelerator.prepare(model)
-        model(torch.ones(1, 1)).sum().backward()
-        return accelerator.unwrap_model(model).rank.item()
-
-    assert list(ranks.run(2, train)) == [0, 1]
 
 
 @pytest.mark.parametrize("hook", ["fp16", "bf16", "power_sgd", "batched_power_sgd"])
@@ -433,65 +424,12 @@ def test_two_optimizers_share_one_scaler(ranks):
     assert_same([result[2] for result in results])
 
 
-def test_window_spans_batches_of_two_loaders(ranks):
-    def train():
-        accelerator, model, _, _ = prepare(steps=3, model=make_model())
-        data = [make_data(8, seed=seed) for seed in (1, 2)]
-        first, second = accelerator.prepare(
-            DataLoader(TensorDataset(*data[0]), 1), DataLoader(TensorDataset(*data[1]), 3)
-        )
-        seen = []
-        for number, (one, two) in enumerate(zip(first, second, strict=False)):
-            inputs, targets = one if number % 2 == 0 else two
-            with accelerator.accumulate(model):
-                accelerator.backward(mse(model(inputs), targets), weight=len(inputs))
-            seen.append((inputs, targets))
-            if accelerator.sync_gradients:
-                break
-        return seen, [parameter.grad.clone() for parameter in model.parameters()]
-
-    results = ranks.run(2, train)
-    rows = [pair for result in results for pair in result[0]]
-    inputs, targets = (torch.cat(column) for column in zip(*rows, strict=True))
-    expected = full_gradient(make_model().state_dict(), inputs, targets)
-    for mine, wanted in zip(results[0][1], expected, strict=True):
-        torch.testing.assert_close(mine, wanted, atol=1e-6, rtol=1e-6)
-
-
 @pytest.mark.parametrize("sizes_by_rank", [[[1, 5], [3, 2]], [[1, 5, 2], [3]]])
 def test_check_accumulation_is_exact_on_several_ranks(ranks, sizes_by_rank):
     def check():
         accelerator, model, _, _ = prepare(steps=4)
-        sizes = sizes_by_rank[accelerator.process_index]
-        batches = [make_data(size, seed=size) for size in sizes]
+        batches = [make_data(size, seed=size) for size in sizes_by_rank[accelerator.process_index]]
         report = accelerator.check_accumulation(model, batches, lambda model, batch: mse(model(batch[0]), batch[1]))
-        return report.ok, report.total_weight, str(report)
+        return report.ok, report.total_weight
 
-    assert [result[:2] for result in ranks.run(2, check)] == [(True, 11.0)] * 2
-
-
-@shards_on_cpus
-@pytest.mark.parametrize("sync_each_batch", [None, False])
-def test_sharded_model_accumulates_as_a_whole_one(ranks, sync_each_batch):
-    def train(sharded):
-        from torch.distributed.fsdp import fully_shard
-
-        plugin = GradientAccumulationPlugin(num_steps=2, sync_each_batch=sync_each_batch)
-        accelerator = Accelerator(cpu=True, gradient_accumulation_plugin=plugin)
-        model = make_model()
-        if sharded:
-            fully_shard(model, mesh=torch.distributed.init_device_mesh("cpu", (accelerator.num_processes,)))
-        model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
-        assert isinstance(model, torch.nn.parallel.DistributedDataParallel) != sharded
-        assert all(group.force_sum_reduction_for_comms for group in parameter_groups(model)), "gloo's means were sums"
-        for number in range(3):
-            inputs, targets = make_data(4, seed=2 * number + accelerator.process_index)
-            with accelerator.accumulate(model):
-                accelerator.backward(mse(model(inputs), targets), weight=number + 1)
-                optimizer.step()
-                optimizer.zero_grad()
-        inner = accelerator.unwrap_model(model)
-        return [(p.full_tensor() if sharded else p).detach().clone() for p in inner.parameters()]
-
-    whole, sharded = (ranks.run(2, train, sharded)[0] for sharded in (False, True))
-    torch.testing.assert_close(whole, sharded)
+    assert ranks.run(2, check) == [(True, 11.0)] * 2

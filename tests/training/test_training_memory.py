@@ -12,12 +12,9 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from notebook_launcher import Session, notebook_launch
+from notebook_launcher import notebook_launch
 from notebook_launcher.training.accelerator import Accelerator
-from notebook_launcher.training.device_memory import (
-    find_executable_batch_size,
-    should_reduce_batch_size,
-)
+from notebook_launcher.training.device_memory import find_executable_batch_size, should_reduce_batch_size
 
 TOO_MUCH = 2**60
 """Bytes that no machine has: asking for them fails at once."""
@@ -25,9 +22,6 @@ TOO_MUCH = 2**60
 
 def exhaust() -> None:
     torch.empty(TOO_MUCH, dtype=torch.uint8)
-
-
-# What counts
 
 
 @pytest.mark.parametrize("allocate", [exhaust, lambda: np.empty(TOO_MUCH, dtype=np.uint8), lambda: bytearray(TOO_MUCH)])
@@ -49,9 +43,6 @@ def test_gpu_s_lack_of_memory_is_recognised():
     assert [error for error in errors if not should_reduce_batch_size(error)] == []
 
 
-# What is freed
-
-
 def test_failed_attempt_leaves_nothing_in_memory():
     attempts: list[Any] = []
 
@@ -65,9 +56,6 @@ def test_failed_attempt_leaves_nothing_in_memory():
 
     train()
     assert len(attempts) == 2
-
-
-# Alone
 
 
 def fits_up_to(limit: int, *, memory: list[int]) -> Any:
@@ -89,10 +77,7 @@ def test_size_falls_by_a_tenth_until_it_fits_and_the_next_call_starts_there():
     sizes.clear()
     find_executable_batch_size(fits_up_to(20, memory=sizes))()
     assert sizes == [128, 115, 103, 92, 82, 73, 65, 58, 52, 46, 41, 36, 32, 28, 25, 22, 19]  # as with Accelerate
-
-
-def test_reduction_can_be_chosen():
-    sizes: list[int] = []
+    sizes.clear()
     halves = iter([8, 4, 2])
     find_executable_batch_size(fits_up_to(2, memory=sizes), 16, lambda: next(halves))()
     assert sizes == [16, 8, 4, 2]
@@ -182,15 +167,23 @@ def search(where: str, culprits: set[int]) -> Any:
     return sizes, result == undisturbed, result[0]
 
 
+def add() -> tuple[int, float]:
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    return os.getpid(), total.item()
+
+
 @pytest.mark.parametrize(("where", "culprits", "num_ranks"), [
     ("before a barrier", {0}, 2), ("at the end", {0, 1}, 2), ("model kept", {0}, 2), ("in backward", {0, 2}, 3),
+    ("in forward", {1}, 2),
 ])  # fmt: skip
-def test_ranks_try_again_together(where, culprits, num_ranks):
-    results = notebook_launch(search, num_ranks, args=(where, culprits), output="none", timeout=30)
-    assert list(results) == [([4, 3], True, 3)] * num_ranks
+def test_ranks_try_again_together_and_their_session_goes_on(ranks, where, culprits, num_ranks):
+    before = ranks.run(num_ranks, add)
+    assert ranks.run(num_ranks, search, where, culprits) == [([4, 3], True, 3)] * num_ranks
+    assert ranks.run(num_ranks, add) == before
 
 
-def test_ranks_end_with_one_size_or_raise_together():
+def test_ranks_end_with_one_size_or_raise_together(ranks):
     def work():
         sizes = []
 
@@ -209,7 +202,7 @@ def test_ranks_end_with_one_size_or_raise_together():
             find_executable_batch_size(fits_up_to(0, memory=[]), 2)()
         return found
 
-    assert list(notebook_launch(work, 2, output="none", timeout=30)) == [[10, 10, [16, 14, 12, 10, 10], 5]] * 2
+    assert ranks.run(2, work) == [[10, 10, [16, 14, 12, 10, 10], 5]] * 2
 
 
 def test_group_and_model_from_outside_are_warned_of_and_refused_afterwards():
@@ -230,7 +223,7 @@ def test_group_and_model_from_outside_are_warned_of_and_refused_afterwards():
     assert list(notebook_launch(work, 2, output="none", timeout=30)) == [False, False]
 
 
-def test_accelerator_s_models_do_not_stand_in_the_way():
+def test_accelerator_s_models_do_not_stand_in_the_way(ranks):
     def work():
         accelerator = Accelerator(cpu=True, gradient_accumulation_steps=1)
 
@@ -255,21 +248,6 @@ def test_accelerator_s_models_do_not_stand_in_the_way():
         undisturbed = find_executable_batch_size(train.__wrapped__, 2, accelerator=accelerator)()
         return shrunk, undisturbed
 
-    for shrunk, undisturbed in notebook_launch(work, 2, output="none", timeout=30):
+    for shrunk, undisturbed in ranks.run(2, work):
         assert shrunk == undisturbed
         assert shrunk[:2] == (2, 2)
-
-
-def test_session_runs_the_next_call_afterwards():
-    def work():
-        return search("in forward", {1})
-
-    def add():
-        total = torch.ones(1)
-        dist.all_reduce(total)
-        return os.getpid(), total.item()
-
-    with Session(2, output="none") as session:
-        before = session.run(add)
-        assert list(session.run(work)) == [([4, 3], True, 3)] * 2
-        assert list(session.run(add)) == list(before)

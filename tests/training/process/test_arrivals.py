@@ -52,11 +52,7 @@ def stand_in_for_a_slow_rank(call: Callable[[Path], Any], folder: Path) -> tuple
 
 
 @pytest.mark.parametrize(
-    ("call", "name", "results"),
-    [
-        (save, "save_state", ["a", "a"]),
-        (iterate, "iter(loader)", [[0, 2], [1, 3]]),
-    ],
+    ("call", "name", "results"), [(save, "save_state", ["a", "a"]), (iterate, "iter(loader)", [[0, 2], [1, 3]])]
 )
 def test_waiting_rank_prints_absent_ranks_and_continues_to_wait(ranks, tmp_path, call, name, results):
     folder = tmp_path / "a"
@@ -79,7 +75,7 @@ def test_rank_that_waits_in_vain_fails_right_after_its_notice(tmp_path):
         notebook_launch(only_on_the_main_process, 2, output="none")
 
 
-def evaluate_on_the_main_process(*, ends_with_it: bool) -> Any:
+def evaluate_on_the_main_process(ends_with_it: bool) -> Any:
     """Train a model with buffers, and evaluate it on rank 0, before or after its peer has returned."""
     accelerator = Accelerator(cpu=True)
     module = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
@@ -103,13 +99,10 @@ def evaluate_on_the_main_process(*, ends_with_it: bool) -> Any:
 
 def test_evaluation_on_one_rank_is_an_error_that_names_it_unless_the_others_have_returned() -> None:
     """DDP's first forward after training shares buffers, which would pair with what the other ranks do next."""
-    assert list(notebook_launch(evaluate_on_the_main_process, 2, kwargs={"ends_with_it": True}, output="none")) == [
-        True,
-        True,
-    ]
+    assert list(notebook_launch(evaluate_on_the_main_process, 2, args=(True,), output="none")) == [True, True]
     words = r"in a forward of the prepared model without gradients.* call accelerator\.unwrap_model\(model\) there"
     with pytest.raises(RuntimeError, match=words):
-        notebook_launch(evaluate_on_the_main_process, 2, kwargs={"ends_with_it": False}, output="none")
+        notebook_launch(evaluate_on_the_main_process, 2, args=(False,), output="none")
 
 
 def test_run_after_a_failure_on_one_rank_waits_for_nobody(ranks: Any, tmp_path: Path) -> None:

@@ -16,20 +16,13 @@ import torch.distributed as dist
 from notebook_launcher import notebook_launch
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.training.plugins import DistributedType
-from notebook_launcher.training.process.environment import ProcessPlace, read_place
+from notebook_launcher.training.process.environment import read_place
 from notebook_launcher.training.process.process_state import ProcessState, split
 
 TORCHRUN = {
-    "RANK": "2",
-    "WORLD_SIZE": "4",
-    "LOCAL_RANK": "1",
-    "LOCAL_WORLD_SIZE": "2",
-    "MASTER_ADDR": "localhost",
-    "MASTER_PORT": "1",
-}
-
-
-# Alone
+    "RANK": "2", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2",
+    "MASTER_ADDR": "localhost", "MASTER_PORT": "1",
+}  # fmt: skip
 
 
 def test_single_process_is_every_process(capsys):
@@ -37,11 +30,8 @@ def test_single_process_is_every_process(capsys):
     assert (state.num_processes, state.process_index, state.local_process_index) == (1, 0, 0)
     assert state.distributed_type is DistributedType.NO
     assert (state.device, state.backend) == (torch.device("cpu"), None)
-    assert state.is_main_process
-    assert state.is_local_main_process
-    assert state.is_last_process
-    assert state.initialized
-    assert not state.use_distributed
+    assert state.is_main_process and state.is_local_main_process and state.is_last_process  # noqa: PT018
+    assert (state.initialized, state.use_distributed) == (True, False)
     state.print("hello", end="!")
     assert capsys.readouterr().out == "hello!"
     state.wait_for_everyone()
@@ -56,73 +46,44 @@ def test_single_process_is_every_process(capsys):
         assert mine is inputs
 
 
-# Variables
-
-
-@pytest.mark.parametrize(
-    ("changes", "place"),
-    [
-        ({}, ProcessPlace(rank=2, num_processes=4, local_rank=1, num_local=2)),
-        (
-            {"LOCAL_RANK": "", "LOCAL_WORLD_SIZE": ""},
-            ProcessPlace(rank=2, num_processes=4, local_rank=2, num_local=None),
-        ),
-        ({"WORLD_SIZE": ""}, None),
-        ({"WORLD_SIZE": "1", "RANK": "0"}, ProcessPlace(rank=0, num_processes=1, local_rank=1, num_local=2)),
-        ({"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": ""}, None),
-        ({"WORLD_SIZE": "1", "MASTER_PORT": ""}, None),
-    ],
-)
+@pytest.mark.parametrize(("changes", "place"), [
+    ({}, (2, 4, 1, 2)),
+    ({"LOCAL_RANK": "", "LOCAL_WORLD_SIZE": ""}, (2, 4, 2, None)),
+    ({"WORLD_SIZE": ""}, None),
+    ({"WORLD_SIZE": "1", "RANK": "0"}, (0, 1, 1, 2)),
+    ({"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": ""}, None),
+    ({"WORLD_SIZE": "1", "MASTER_PORT": ""}, None),
+])  # fmt: skip
 def test_place_is_read_from_torchrun_s_variables(changes, place):
-    assert read_place(TORCHRUN | changes) == place
+    found = read_place(TORCHRUN | changes)
+    assert (found and (found.rank, found.num_processes, found.local_rank, found.num_local)) == place
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"MASTER_PORT": ""}, r"WORLD_SIZE=4 makes .* part of 4, but MASTER_PORT is not set\."),
-        ({"RANK": "", "MASTER_ADDR": ""}, r"but RANK and MASTER_ADDR are not set\. notebook_launch"),
-        ({"RANK": "4"}, r"RANK=4 with WORLD_SIZE=4: it must be 0 to 3\."),
-        ({"RANK": "first"}, r"RANK='first' must be a whole number"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"MASTER_PORT": ""}, r"WORLD_SIZE=4 makes .* part of 4, but MASTER_PORT is not set\."),
+    ({"RANK": "", "MASTER_ADDR": ""}, r"but RANK and MASTER_ADDR are not set\. notebook_launch"),
+    ({"RANK": "4"}, r"RANK=4 with WORLD_SIZE=4: it must be 0 to 3\."),
+    ({"RANK": "first"}, r"RANK='first' must be a whole number"),
+])  # fmt: skip
 def test_variables_that_cannot_work_are_named(changes, message):
     with pytest.raises(ConfigError, match=message):
         read_place(TORCHRUN | changes)
 
 
-# Shares
-
-
-@pytest.mark.parametrize(
-    "make", [list, tuple, deque, torch.tensor, np.array, pd.Series], ids=lambda make: make.__name__
-)
-@pytest.mark.parametrize(
-    ("length", "num_processes", "shares", "padded"),
-    [
-        (5, 2, [[0, 1, 2], [3, 4]], [[0, 1, 2], [3, 4, 4]]),
-        (4, 2, [[0, 1], [2, 3]], [[0, 1], [2, 3]]),
-        (2, 3, [[0], [1], []], [[0], [1], [1]]),
-        (7, 3, [[0, 1, 2], [3, 4], [5, 6]], [[0, 1, 2], [3, 4, 6], [5, 6, 6]]),
-        (0, 2, [[], []], [[], []]),
-    ],
-)
+@pytest.mark.parametrize("make", [list, tuple, deque, torch.tensor, np.array, pd.Series])
+@pytest.mark.parametrize(("length", "num_processes", "shares", "padded"), [
+    (5, 2, [[0, 1, 2], [3, 4]], [[0, 1, 2], [3, 4, 4]]),
+    (4, 2, [[0, 1], [2, 3]], [[0, 1], [2, 3]]),
+    (2, 3, [[0], [1], []], [[0], [1], [1]]),
+    (7, 3, [[0, 1, 2], [3, 4], [5, 6]], [[0, 1, 2], [3, 4, 6], [5, 6, 6]]),
+    (0, 2, [[], []], [[], []]),
+])  # fmt: skip
 def test_shares_follow_each_other_and_are_padded_with_the_last_item(make, length, num_processes, shares, padded):
     inputs = make(list(range(length)))
     for pad, expected in ((False, shares), (True, padded)):
         found = [split(inputs, rank, num_processes, pad=pad) for rank in range(num_processes)]
         assert [list(share) for share in found] == expected
         assert {type(share) for share in found} <= {type(inputs), list}
-
-
-def test_mapping_is_split_value_by_value_and_stays_as_it_was():
-    inputs = {"prompts": ["a", "b", "c"], "deep": {"x": torch.arange(3), "frame": pd.DataFrame({"n": [1, 2, 3]})}}
-    share = split(inputs, 1, 2, pad=True)
-    assert share["prompts"] == ["c", "c"]
-    assert share["deep"]["x"].tolist() == [2, 2]
-    assert share["deep"]["frame"]["n"].tolist() == [3, 3]
-    assert inputs["prompts"] == ["a", "b", "c"]
-    assert split({}, 0, 2) == {}
 
 
 class Rows:
@@ -140,11 +101,15 @@ class Rows:
         return Rows([self.rows[at] for at in indices])
 
 
-def test_data_set_selects_its_rows():
+def test_mapping_is_split_value_by_value_and_a_data_set_selects_its_rows():
+    inputs = {"prompts": ["a", "b", "c"], "deep": {"x": torch.arange(3), "frame": pd.DataFrame({"n": [1, 2, 3]})}}
+    share = split(inputs, 1, 2, pad=True)
+    assert share["prompts"] == ["c", "c"]
+    assert share["deep"]["x"].tolist() == [2, 2]
+    assert share["deep"]["frame"]["n"].tolist() == [3, 3]
+    assert inputs["prompts"] == ["a", "b", "c"]
+    assert split({}, 0, 2) == {}
     assert split(Rows([1, 2, 3]), 1, 2, pad=True).rows == [3, 3]
-
-
-# Ranks
 
 
 def test_rank_adopts_the_group_that_is_up(ranks):
@@ -227,27 +192,19 @@ def test_only_the_first_process_prints(capfd):
     assert [line for line in capfd.readouterr().out.splitlines() if "hello" in line] == ["[rank 0] hello 0"]
 
 
-def test_first_process_goes_first(ranks, tmp_path):
+@pytest.mark.parametrize("fails", [False, True])
+def test_first_process_goes_first_and_its_error_lets_the_others_in(ranks, tmp_path, fails):
     def enter():
-        state = ProcessState()
-        with state.main_process_first():
-            found = sorted(path.name for path in tmp_path.iterdir())
-            (tmp_path / str(state.process_index)).touch()
-        return found
-
-    first, *others = ranks.run(3, enter)
-    assert first == []
-    assert all("0" in found for found in others)
-
-
-def test_error_of_the_first_process_lets_the_others_in(ranks):
-    def enter():
-        state = ProcessState()
+        state, found = ProcessState(), []
         with contextlib.suppress(ValueError), state.main_process_first():
-            if state.is_main_process:
+            found += [path.name for path in tmp_path.iterdir()]
+            (tmp_path / str(state.process_index)).touch()
+            if fails and state.is_main_process:
                 int("boom")
         total = torch.ones(1)
         dist.all_reduce(total)
-        return total.item()
+        return total.item(), found
 
-    assert list(ranks.run(3, enter)) == [3.0] * 3
+    (total, found), *others = ranks.run(3, enter)
+    assert (total, found) == (3.0, [])
+    assert all("0" in found for _, found in others)

@@ -83,67 +83,6 @@ def read_at_random(dispatch_batches: bool | None) -> set[int]:
     return {int(number) for numbers in loader for number in accelerator.gather_for_metrics(numbers)}
 
 
-ORDER = "the sampler draws another order on rank 1 than on rank 0"
-PLACE = "the data set differs between ranks: place is [0, 2] on rank 0 and [1, 2] on rank 1"
-SAMPLES = "the stream gives other samples on rank 1 than on rank 0"
-
-
-def test_samplers_and_data_that_differ_get_a_notice(capfd: pytest.CaptureFixture[str]) -> None:
-    def differ() -> None:
-        accelerator = Accelerator(cpu=True)
-        rank = accelerator.process_index
-        for data in (torch.arange(8)[rank::2], list(range(8))[rank::2], torch.arange(8), [(rank * 0.5, 1)] * 4):
-            for _ in accelerator.prepare(DataLoader(data, batch_size=2)):  # type: ignore[arg-type]
-                pass
-        draw_in_orders(differs=True, trains=True)
-        draw_in_orders(differs=True, trains=False)
-        read_streams(differs=True)
-        read_at_random(dispatch_batches=False)
-
-    notebook_launch(differ, 2)
-    shown = capfd.readouterr().out
-    assert [shown.count(text) for text in (ORDER, PLACE, SAMPLES)] == [2, 2, 2]  # A share is other samples, too.
-    assert shown.count("the data set differs between ranks: it is ") == 2
-
-
-def test_samplers_and_streams_that_are_the_same_get_none(capfd: pytest.CaptureFixture[str]) -> None:
-    def agree() -> list[set[int]]:
-        draw_in_orders(differs=False, trains=True)
-        read_streams(differs=False)
-        return [read_at_random(dispatch_batches) for dispatch_batches in (None, True)]
-
-    assert list(notebook_launch(agree, 2)) == [[set(range(16))] * 2] * 2
-    shown = capfd.readouterr().out
-    assert [shown.count(text) for text in (ORDER, PLACE, SAMPLES)] == [0, 0, 0]
-
-
-# Notices.
-
-
-def launched(function: Callable[..., object], capfd: pytest.CaptureFixture[str], num_processes: int = 2) -> str:
-    """Launch, and return what the cell shows."""
-    notebook_launch(function, num_processes, output="rank0", runs_folder=None, threads_per_process=1)
-    return capfd.readouterr().out
-
-
-def test_weights_that_differ_by_rounding_give_one_notice(capfd: pytest.CaptureFixture[str]) -> None:
-    def train() -> None:
-        training = Training()
-        with torch.no_grad():
-            if training.rank == 1:
-                training.last.copy_(torch.nextafter(training.last, training.last + 1))
-        training.steps(4)
-
-    shown = launched(train, capfd)
-    assert shown.count(f"update 1: {WEIGHTS} 1 {ON_0} by rounding alone") == 1
-    assert shown.count("by rounding") == 1
-
-
-SAME = "all 2 ranks gave the model the same inputs"
-
-OUTSIDE = "the weights that SGD updates differ between the ranks: neither the optimizer nor its model was prepared"
-
-
 def read_a_loader(*, prepared: bool) -> None:
     training = Training()
     data = torch.utils.data.TensorDataset(*make_data(1))  # so that all ranks' batches are equal if it is prepared
@@ -171,26 +110,64 @@ def train_another_model(how: str) -> None:
         training.step()
 
 
-def test_loader_or_model_that_was_not_prepared_gives_one_notice(capfd: pytest.CaptureFixture[str]) -> None:
-    def forget() -> None:
+def launched(function: Callable[..., object], capfd: pytest.CaptureFixture[str], num_processes: int = 2) -> str:
+    """Launch, and return what the cell shows."""
+    notebook_launch(function, num_processes, output="rank0", runs_folder=None, threads_per_process=1)
+    return capfd.readouterr().out
+
+
+SAME = "all 2 ranks gave the model the same inputs"
+OUTSIDE = "the weights that SGD updates differ between the ranks: neither the optimizer nor its model was prepared"
+ORDER = "the sampler draws another order on rank 1 than on rank 0"
+PLACE = "the data set differs between ranks: place is [0, 2] on rank 0 and [1, 2] on rank 1"
+SAMPLES = "the stream gives other samples on rank 1 than on rank 0"
+
+
+def test_what_differs_or_was_not_prepared_gives_a_notice(capfd: pytest.CaptureFixture[str]) -> None:
+    def differ() -> None:
+        accelerator = Accelerator(cpu=True)
+        rank = accelerator.process_index
+        for data in (torch.arange(8)[rank::2], list(range(8))[rank::2], torch.arange(8), [(rank * 0.5, 1)] * 4):
+            for _ in accelerator.prepare(DataLoader(data, batch_size=2)):  # type: ignore[arg-type]
+                pass
+        draw_in_orders(differs=True, trains=True)
+        draw_in_orders(differs=True, trains=False)
+        read_streams(differs=True)
+        read_at_random(dispatch_batches=False)
         read_a_loader(prepared=False)
         train_another_model("forgotten")
 
-    shown = launched(forget, capfd)
+    shown = launched(differ, capfd)
+    assert [shown.count(text) for text in (ORDER, PLACE, SAMPLES)] == [2, 2, 2]  # A share is other samples, too.
     assert [shown.count(text) for text in (SAME, OUTSIDE)] == [1, 1]
+    assert shown.count("the data set differs between ranks: it is ") == 2
 
 
-def test_loader_and_models_that_were_prepared_give_none(capfd: pytest.CaptureFixture[str]) -> None:
-    def remember() -> None:
+def test_what_is_the_same_and_was_prepared_gives_none(capfd: pytest.CaptureFixture[str]) -> None:
+    def agree() -> None:
+        draw_in_orders(differs=False, trains=True)
+        read_streams(differs=False)
+        for dispatch_batches in (None, True):
+            assert read_at_random(dispatch_batches) == set(range(16))
         read_a_loader(prepared=True)
         train_another_model("own DDP")
         train_another_model("prepared")
 
-    shown = launched(remember, capfd) + launched(lambda: read_a_loader(prepared=False), capfd, 1)
-    assert [shown.count(text) for text in (SAME, OUTSIDE)] == [0, 0]
+    shown = launched(agree, capfd) + launched(lambda: read_a_loader(prepared=False), capfd, 1)
+    assert [shown.count(text) for text in (ORDER, PLACE, SAMPLES, SAME, OUTSIDE)] == [0] * 5
 
 
-# Switches.
+def test_weights_that_differ_by_rounding_give_one_notice(capfd: pytest.CaptureFixture[str]) -> None:
+    def train() -> None:
+        training = Training()
+        with torch.no_grad():
+            if training.rank == 1:
+                training.last.copy_(torch.nextafter(training.last, training.last + 1))
+        training.steps(4)
+
+    shown = launched(train, capfd)
+    assert shown.count(f"update 1: {WEIGHTS} 1 {ON_0} by rounding alone") == 1
+    assert shown.count("by rounding") == 1
 
 
 def test_code_wins_over_the_launch() -> None:

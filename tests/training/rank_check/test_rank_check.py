@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -166,7 +167,13 @@ def train_buffers_and_ignored_parameters(_: Path) -> int:
     model[1].register_parameter("own", torch.nn.Parameter(torch.full((1,), 1.0 + torch.distributed.get_rank())))
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ["1.own"])
     handler = DistributedDataParallelKwargs(broadcast_buffers=False)
-    return Training(model, kwargs_handlers=[handler]).steps(5)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # pytest's filters do not reach the ranks.
+        training = Training(model, kwargs_handlers=[handler])
+    model[1].running_mean.fill_(100 * training.rank)
+    training.steps(5)
+    assert (model[1].running_mean.mean() > 20) == (training.rank == 1), "the buffers were shared"
+    return training.number
 
 
 def train_a_sharded_optimizer(_: Path) -> int:

@@ -27,8 +27,10 @@ if TYPE_CHECKING:
 LENGTH, NUM_UPDATES = 24, 250
 
 
-def has_reported(run: Run) -> bool:
-    return len(run.metrics) > 10
+def started(run: Run) -> Run:
+    """Return the run once its rank 0 has reported a few times."""
+    until(lambda: len(run.metrics) > 10, run)
+    return run
 
 
 def train(num_updates: int, *, checkpoint: str | None = None, names: bool = False) -> Any:
@@ -139,8 +141,7 @@ def test_all_ranks_stop_after_the_same_update(tmp_path, num_processes, loops):
             (tmp_path / f"{rank}").write_text(f"{type(error).__name__} after {num_updates} updates: {weight!r}")
             raise
 
-    run = launch(loop, num_processes, output="none")
-    until(functools.partial(has_reported, run), run)
+    run = started(launch(loop, num_processes, output="none"))
     assert run.stop(after_step=True) == "ask"
     assert {rank.state for rank in run.ranks} == {"stopped"}
     assert run.snapshot().failures == ()
@@ -151,8 +152,7 @@ def test_all_ranks_stop_after_the_same_update(tmp_path, num_processes, loops):
 
 def test_checkpoint_with_an_automatic_name_is_saved_before_a_stop_after_the_step(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    run = launch(train, 2, args=(10**9,), kwargs={"names": True}, output="none")
-    until(functools.partial(has_reported, run), run)
+    run = started(launch(train, 2, args=(10**9,), kwargs={"names": True}, output="none"))
     run.save()
     assert run.stop(after_step=True) == "ask"
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["checkpoint_0"]
@@ -179,8 +179,7 @@ def test_accelerator_that_a_session_keeps_trains_on_after_a_stop():
     with Session(1, output="none") as session:
         session.run(prepare)
         for _ in range(2):
-            run = session.launch(train_on, args=(10**9,))
-            until(functools.partial(has_reported, run), run)
+            run = started(session.launch(train_on, args=(10**9,)))
             assert run.stop(after_step=True) == "ask"
             assert {rank.state for rank in run.ranks} == {"stopped"}
             try:
@@ -200,8 +199,7 @@ def test_ranks_without_another_update_stop_at_their_own_steps():
             time.sleep(0.001)
             report(number=number)
 
-    run = launch(evaluate, 2, output="none")
-    until(functools.partial(has_reported, run), run)
+    run = started(launch(evaluate, 2, output="none"))
     assert run.stop(after_step=True) == "ask"
     assert {rank.state for rank in run.ranks} == {"stopped"}
 
