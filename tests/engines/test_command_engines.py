@@ -41,6 +41,7 @@ from notebook_launcher.engines.cluster.command_engines import SSH, Commands, Slu
 from notebook_launcher.messaging.links import Link
 from notebook_launcher.training.checkpoints.folders import CheckpointError
 from tests.engines.calls import QUIET, all_up, sum_up, wait_for_rank_0
+from tests.engines.conftest import write_program
 from tests.security.evil import Evil
 from tests.support.run_state import tree_of
 from tests.support.waiting import until
@@ -130,16 +131,9 @@ def test_large_values_travel_both_ways_and_a_parcel_once_a_node(
         return data * 2
 
     sent: list[int] = []
-
-    def counted(send: Callable[[int], None]) -> Callable[[int], None]:
-        def send_and_count(fd: int) -> None:
-            sent.append(fd)
-            send(fd)
-
-        return send_and_count
-
     for node in nodes_of(engine):
-        monkeypatch.setattr(node, "send_parcel", counted(node.send_parcel))
+        send = node.send_parcel
+        monkeypatch.setattr(node, "send_parcel", lambda fd, send=send: (sent.append(fd), send(fd)))
     results = notebook_launch(double, 4, engine=engine, **QUIET)
     assert all(torch.equal(value, data * 2) for value in results)
     assert len(sent) == 2
@@ -361,30 +355,17 @@ def test_command_that_fails_is_shown_with_its_last_words(command: list[str], mes
     assert caught.value.field == "engine"
 
 
-def program(folder: Path, name: str, text: str) -> None:
-    (folder / name).write_text(f"#!/bin/bash\n{text}\n")
-    (folder / name).chmod(0o755)
-
-
-@pytest.fixture
-def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder that comes first on PATH, for programs that run on this machine what they are to run on another."""
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    return tmp_path
-
-
 def test_ssh_runs_the_agent_in_the_shell_of_each_host(programs: Path) -> None:
     # As ssh does: the last word is the host's command line. The word before it is the host.
-    program(programs, "ssh", f'echo "${{@: -2:1}}" >> {programs}/hosts; exec bash -c "${{@: -1}}"')
+    write_program(programs / "ssh", f'echo "${{@: -2:1}}" >> {programs}/hosts; exec bash -c "${{@: -1}}"')
     with SSH(["gpu1", "me@gpu2"], options=["-p", "2222"]) as engine:
         assert [share.node for share in engine.look()] == [0, 1]
+        assert engine.without([0]) == SSH(["me@gpu2"], options=["-p", "2222"])
     assert sorted((programs / "hosts").read_text().split()) == ["gpu1", "me@gpu2"]
 
 
-def test_slurm_runs_an_agent_on_each_node_of_the_allocation(programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-2]")
-    program(programs, "scontrol", "echo n1; echo n2")
-    program(programs, "srun", f'while [[ $1 == --* ]]; do echo $1 >> {programs}/options; shift; done; exec "$@"')
+def test_slurm_runs_an_agent_on_each_node_of_the_allocation(programs: Path, allocation: None) -> None:
+    write_program(programs / "srun", f'while [[ $1 == --* ]]; do echo $1 >> {programs}/options; shift; done; exec "$@"')
     with Slurm() as engine:
         assert engine.hosts == ("n1", "n2")
         assert [share.node for share in engine.look()] == [0, 1]
@@ -397,22 +378,12 @@ def test_slurm_outside_an_allocation_is_refused(monkeypatch: pytest.MonkeyPatch,
     with pytest.raises(ConfigError, match="works inside an allocation, and SLURM_JOB_NODELIST is not set here"):
         Slurm()
     monkeypatch.setenv("SLURM_JOB_NODELIST", "n1")
-    program(programs, "scontrol", "echo unknown >&2; exit 1")
+    write_program(programs / "scontrol", "echo unknown >&2; exit 1")
     with pytest.raises(ConfigError, match="scontrol show hostnames n1 ended with 1: unknown"):
         Slurm()
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(ConfigError, match="needs scontrol, which is not on PATH"):
         Slurm()
-
-
-def test_engines_are_values() -> None:
-    engine = Commands([["docker", "exec", "-i", "a"], "kubectl exec -i b --"], python="python3", network="eth0")
-    assert engine == pickle.loads(pickle.dumps(engine))
-    assert len({engine, Commands(engine.commands, python="python3", network="eth0")}) == 1
-    assert repr(SSH(["a"], python="python3")) == "SSH(hosts=('a',), python='python3', network=None, options=())"
-    assert engine.agent_commands()[1][:4] == ("kubectl", "exec", "-i", "b")
-    assert SSH(["a", "b"], options=["-4"]).without([0]) == SSH(["b"], options=["-4"])
-    assert Commands([[]]).without([0]) is None
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,10 @@
-"""Engines that are typed: as a text in code, in the panel and in a terminal, and in a settings file."""
+"""Engines as values: typed in code, in the panel and in a terminal, in a settings file; what agents of Ray ask for."""
 
 from __future__ import annotations
 
+import dataclasses
 import os
+import pickle
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,6 +14,7 @@ from notebook_launcher.command_line.launch_command import add_options, given_opt
 from notebook_launcher.command_line.parser import Parser
 from notebook_launcher.engines.cluster import command_engines
 from notebook_launcher.engines.cluster.command_engines import Slurm
+from notebook_launcher.engines.cluster.ray_engine import NodeShare, RayNodes
 from notebook_launcher.widgets.launching.launch_state import LaunchState
 from notebook_launcher.widgets.panel.view import option_field
 
@@ -19,15 +22,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 HOSTS = SSH(["gpu1", "me@gpu2"])
-
-
-@pytest.fixture
-def allocation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stand in for Slurm's program that lists the nodes of an allocation."""
-    (tmp_path / "scontrol").write_text("#!/bin/bash\necho n1; echo n2\n")
-    (tmp_path / "scontrol").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-2]")
 
 
 def test_text_names_machines(allocation: None) -> None:
@@ -48,7 +42,8 @@ def test_text_names_machines(allocation: None) -> None:
             r"engine='dask' is not an engine\. A text can be 'this machine', 'slurm', 'ray', 'ray' with a cluster's",
         ),
         ("ray a:1 b:1", "engine='ray a:1 b:1' is not an engine"),
-        ("ray head", "address='head' is not an address of a Ray cluster"),
+        ("ray head", "address='head' is not an address of a Ray cluster: pass 'auto', or one such as"),
+        ("ray ray://head:10001", "address='ray://head:10001': Ray Client has no streams"),
         ("ssh", "engine='ssh' is not an engine"),
         ({"kind": "Dask"}, "is not an engine: its kind can be Commands, Ray, SSH, Slurm, with their fields"),
         ({"kind": "SSH"}, r"is not an engine: .*'hosts'"),
@@ -64,14 +59,15 @@ def test_text_or_setting_that_names_no_engine_is_refused(value: Any, message: st
     "engine",
     [
         HOSTS,
-        Commands([["docker", "exec", "-i", "a"], []], python="python3"),
+        Commands([["docker", "exec", "-i", "a"], "kubectl exec -i b --", []], python="python3", network="eth0"),
         SSH(["a"], options=["-p", "22"]),
         Ray("h:1", keep=None, max_nodes=2, runtime_env={"pip": ["x"]}),
     ],
 )
-def test_settings_file_keeps_the_engine(engine: Any, tmp_path: Path) -> None:
+def test_settings_file_and_a_pickle_keep_the_engine(engine: Any, tmp_path: Path) -> None:
     config = LaunchConfig(engine=engine, num_processes=300, nodes=1)
     assert LaunchConfig.from_yaml(config.to_yaml(tmp_path / "settings.yaml")) == config
+    assert len({engine, pickle.loads(pickle.dumps(engine))}) == 1  # Equal engines share their agents.
 
 
 def typed(*words: str, has_engine: bool = False) -> dict[str, Any]:
@@ -102,3 +98,26 @@ def test_panel_lists_what_can_be_typed_and_takes_it(allocation: None, monkeypatc
     state.put_typed("engine", "ssh")
     assert "engine='ssh' is not an engine" in state.problems["engine"]
     assert option_field("engine").write(Commands([[]])).startswith("Commands(")
+
+
+NODE = NodeShare(node_id="a", host="gpu1", address="10.0.0.1", cpus=16.0, gpus=8, kind="H100")
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "use_gpus", "cpus", "asked"),
+    [(2, True, None, (2.0, 2)), (20, True, None, (16.0, 8)), (2, False, 0.5, (0.5, 0))],
+)
+def test_agent_of_ray_asks_for_what_its_ranks_need(
+    num_ranks: int, use_gpus: bool, cpus: float | None, asked: tuple[float, int]
+) -> None:
+    part = NODE.part(num_ranks, use_gpus=use_gpus, cpus=cpus)
+    assert (part.cpus, part.gpus) == asked
+    assert NODE.info(3).gpus == ("H100",) * 8
+
+
+def test_agents_of_ray_serve_a_launch_that_needs_no_more() -> None:
+    held = RayNodes(Ray(), (NODE, dataclasses.replace(NODE, node_id="b")))
+    less = RayNodes(Ray(), (NODE.part(2, use_gpus=True, cpus=None),))
+    assert held.covers(less)
+    assert not held.covers(RayNodes(Ray(), (dataclasses.replace(NODE, node_id="b"),)))
+    assert not less.covers(held)

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from notebook_launcher import ConfigError, Ray, Session, launch, notebook_launch
 from notebook_launcher.engines.cluster.ray_connections import RayDrivers
 from notebook_launcher.errors import NodeLostError
-from tests.engines.calls import all_up, sum_up, wait_for_rank_0
+from tests.engines.calls import QUIET, all_up, sum_up, wait_for_rank_0
 from tests.support.leaks import MARK
 from tests.support.ray_clusters import ray_cluster
 from tests.support.waiting import until
@@ -28,9 +28,7 @@ if TYPE_CHECKING:
 
 pytest.importorskip("ray", reason="pip install 'notebook-launcher[ray]'")
 
-QUIET: dict[str, Any] = {
-    "output": "none", "monitor": False, "threads_per_process": 1, "runs_folder": None, "devices": "cpu",
-}  # fmt: skip
+ON_CPU: dict[str, Any] = {**QUIET, "devices": "cpu"}
 HEAD = "--head"
 """In the command line of the raylet to which the kernel's driver is connected."""
 pytestmark = pytest.mark.filterwarnings("ignore:This Ray cluster asks for no token:UserWarning")
@@ -51,7 +49,7 @@ def address(cluster: RayCluster) -> str:
 def engine(address: str) -> Iterator[Ray]:
     """An engine whose agents are up."""
     with pytest.warns(UserWarning, match="asks for no token"), Ray(address, keep=None) as engine:
-        notebook_launch(sum_up, 4, engine=engine, **QUIET)
+        notebook_launch(sum_up, 4, engine=engine, **ON_CPU)
         yield engine
 
 
@@ -71,7 +69,7 @@ def test_look_lists_the_resources_of_ray(engine: Ray, address: str) -> None:
 
 
 def test_ranks_of_a_node_are_consecutive_and_results_come_back(engine: Ray) -> None:
-    results = notebook_launch(place, 4, engine=engine, **QUIET)
+    results = notebook_launch(place, 4, engine=engine, **ON_CPU)
     assert list(results) == [("0", "0", "2", "0"), ("1", "1", "2", "0"), ("2", "0", "2", "1"), ("3", "1", "2", "1")]
     assert len(set(agents_of(engine))) == 2
 
@@ -87,25 +85,25 @@ def test_answer_to_an_interrupted_request_is_not_taken_for_the_next_one(address:
 
 def test_launch_that_needs_more_has_new_agents_and_idle_ones_end(address: str) -> None:
     with Ray(address, max_nodes=1, keep=0.2) as engine:
-        with Session(1, engine=engine, **QUIET) as session:
+        with Session(1, engine=engine, **ON_CPU) as session:
             session.run(sum_up)
         until(lambda: not engine._agents())
     with Ray(address, max_nodes=1) as engine:
-        notebook_launch(sum_up, 1, engine=engine, **QUIET)
+        notebook_launch(sum_up, 1, engine=engine, **ON_CPU)
         first = agents_of(engine)
-        assert list(notebook_launch(sum_up, 2, engine=engine, **QUIET)) == [2.0] * 2
+        assert list(notebook_launch(sum_up, 2, engine=engine, **ON_CPU)) == [2.0] * 2
         assert agents_of(engine) != first
         until(lambda: not psutil.pid_exists(first[0]))
 
 
-def test_session_has_output_errors_stacks_stops_and_large_values_of_all_nodes(engine: Ray) -> None:
+def test_session_has_output_errors_and_large_values_of_all_nodes(engine: Ray) -> None:
     def fail_on_node_1() -> None:
         print("hello from", os.environ["RANK"])
         if os.environ["RANK"] == "3":
             raise ZeroDivisionError("only here")
         dist.all_reduce(torch.ones(1))
 
-    with Session(4, engine=engine, **QUIET) as session:
+    with Session(4, engine=engine, **ON_CPU) as session:
         run = session.launch(fail_on_node_1)
         error = run.exception(60)
         assert isinstance(error, ZeroDivisionError)
@@ -116,10 +114,6 @@ def test_session_has_output_errors_stacks_stops_and_large_values_of_all_nodes(en
         assert session.run(lambda: int(data.sum()))[3] == int(data.sum())
         assert torch.equal(session.run(lambda: data + 1 if os.environ["RANK"] == "3" else None)[3], data + 1)
         assert list(session.run(os.getpid)) == first
-        run = session.launch(wait_for_rank_0)
-        until(lambda: all_up(run), run)
-        until(lambda: [stack.rank for stack in run.stacks() if stack.waiting_in] == [1, 2, 3], run)
-        assert run.stop() == "interrupt"
 
 
 PROGRAM = """
@@ -156,16 +150,16 @@ def test_ray_stays_out_of_the_kernel_and_nothing_outlives_it(address: str) -> No
 def test_ranks_that_ray_cannot_place_are_refused(address: str) -> None:
     asked = r"node 0 did not come up: no message arrived for 2 s\. Ray was asked for 4 CPU, 0 GPU at .*patience="
     with Ray(address, cpus=1) as busy, Ray(address, cpus=4, patience=2) as other:
-        notebook_launch(sum_up, 4, engine=busy, **QUIET)
+        notebook_launch(sum_up, 4, engine=busy, **ON_CPU)
         assert len(agents_of(busy)) == 2  # Each node lacks one of its 4 CPUs.
         with pytest.raises(ConfigError, match=asked):
-            notebook_launch(sum_up, 2, engine=other, **QUIET)
+            notebook_launch(sum_up, 2, engine=other, **ON_CPU)
 
 
 def test_agent_that_does_not_see_its_gpus_is_refused(address: str) -> None:
     refused = r"Ray has reserved 2 GPUs there, and torch finds 0\. Install a torch with CUDA"
     with Ray(address, max_nodes=1) as engine, pytest.raises(ConfigError, match=refused):
-        notebook_launch(sum_up, engine=engine, **{**QUIET, "devices": None})
+        notebook_launch(sum_up, engine=engine, **QUIET)
 
 
 def test_address_without_a_ray_cluster_names_the_command_that_starts_one() -> None:
@@ -200,7 +194,7 @@ def lose_a_node(engine: Ray, choose: Callable[[list[psutil.Process]], tuple[int,
         engine: The engine.
         choose: Takes the agents; returns the number of the node that is lost, and the process to kill.
     """
-    run = launch(wait_for_rank_0, 4, engine=engine, **QUIET)
+    run = launch(wait_for_rank_0, 4, engine=engine, **ON_CPU)
     until(lambda: all_up(run), run)
     pids = [rank.pid for rank in run.ranks]
     agents = [psutil.Process(pid) for pid in agents_of(engine)]
@@ -243,5 +237,5 @@ def test_killed_process_costs_its_node_and_the_next_launch_works(cluster: RayClu
         if victim == "raylet":
             until(lambda: len(engine.look()) == 1)
             cluster.add_node()
-        assert list(notebook_launch(sum_up, 4, engine=engine, **QUIET)) == [4.0] * 4
+        assert list(notebook_launch(sum_up, 4, engine=engine, **ON_CPU)) == [4.0] * 4
         assert len(engine.look()) == 2

@@ -41,20 +41,8 @@ class Cable:
         try:
             for name in self.names:
                 ip("netns", "add", name)
-            ip(
-                "-n",
-                self.names[0],
-                "link",
-                "add",
-                "eth0",
-                "type",
-                "veth",
-                "peer",
-                "name",
-                "eth0",
-                "netns",
-                self.names[1],
-            )
+            near, far = self.names
+            ip(*f"-n {near} link add eth0 type veth peer name eth0 netns {far}".split())
             for name, address in zip(self.names, ADDRESSES, strict=True):
                 ip("-n", name, "link", "set", "lo", "up")
                 ip("-n", name, "addr", "add", f"{address}/24", "dev", "eth0")
