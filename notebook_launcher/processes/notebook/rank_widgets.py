@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 NO_CELL = "shown as text, because no cell shows widgets of this run"
 OTHER_RANK = "shown as text, because the cell shows the widgets of rank {ranks} alone"
+OF_THE_KERNEL = "shown as text, because it is a widget of the notebook, which this rank has not made"
 
 
 def nothing() -> None:
@@ -73,6 +74,8 @@ class RankWidgets:
     @property
     def why_text(self) -> str:
         """The reason why a widget of this rank is shown as text."""
+        if self.is_live:  # The rank is a fork of the kernel, and this a widget that it has inherited.
+            return OF_THE_KERNEL
         return OTHER_RANK.format(ranks=", ".join(map(str, self._shown))) if self._shown else NO_CELL
 
     def reveal(self, model_id: str) -> bool:

@@ -12,10 +12,12 @@ import pytest
 
 from notebook_launcher.messaging import messages
 from notebook_launcher.messaging.channel import channel_pair
-from tests.support.kernels import ROOT, Kernel
+from tests.support.kernels import ROOT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
+
+    from tests.support.kernels import Kernel
 
 RANK = """
 import linecache, os, socket, sys, traceback
@@ -288,123 +290,56 @@ def test_installing_imports_nothing_heavy():
 
 # Forked from a live kernel: what was inherited must not be used.
 
-FORK = """
-import os, socket, sys
-from notebook_launcher.messaging import messages
-from notebook_launcher.messaging.channel import Channel, channel_pair
-from notebook_launcher.kernel.display.questions import ask
-from notebook_launcher.kernel.display.sink import make_sink
-from notebook_launcher.processes.notebook import frontend
 
-def run(body):
-    ours, theirs = channel_pair()
-    out, child_out = os.pipe()
-    pid = os.fork()
-    if not pid:
-        try:
-            os.dup2(child_out, 1); os.dup2(child_out, 2)
-            sys.stdout = sys.stderr = os.fdopen(1, "w", buffering=1, closefd=False)
-            channel = Channel(theirs)
-            def request(record):
-                channel.send(record)
-                return channel.receive()[0]
-            frontend.connect(1, channel.send, request)
-            body()
-            frontend.flush_figures()
-        except BaseException:
-            import traceback; traceback.print_exc()
-        finally:
-            sys.stdout.flush()
-            os._exit(0)
-    theirs.close(); os.close(child_out)
-    sink = make_sink()
-    while (received := ours.receive()) is not None:
-        match received[0]:
-            case messages.Display() as record:
-                sink.display(record.data, record.metadata, record.transient, update=record.update)
-            case messages.ClearOutput(wait=wait):
-                sink.clear_output(wait=wait)
-            case messages.InputRequest(prompt=prompt, password=password):
-                ours.send(messages.InputReply(text=ask(prompt, password=password)))
-    with open(out) as file:
-        sink.text("stdout", file.read())
-    ours.close(); os.waitpid(pid, 0)
-"""
+def test_rank_forked_from_a_kernel_shows_and_asks_through_it_and_uses_nothing_of_its_sockets(
+    module_kernel: Kernel,
+) -> None:
+    """The kernel's inline backend opens files that stay open."""
+    asked: list[tuple[str, bool]] = []
 
+    def answer(prompt: str, password: bool) -> str:  # how the harness calls it
+        asked.append((prompt, password))
+        return ["ann", "secret", "p 6 * 7", "c"][len(asked) - 1]
 
-@pytest.fixture(scope="module")
-def kernel() -> Iterator[Kernel]:
-    with Kernel() as running:
-        assert running.execute(FORK).error is None
-        yield running
-
-
-def test_rank_forked_from_a_kernel_shows_rich_output_once(kernel):
-    outcome = kernel.execute("""
-import matplotlib.pyplot as plt
-from IPython.display import HTML, display
-old = display(HTML("old"), display_id=True)
-plt.figure()
-def body():
-    display(HTML("<b>new</b>"))
-    old.update(HTML("updated"))
-    plt.plot([1, 2])
-    print("printed")
-run(body)
-plt.close("all")
-""")
-    kinds = [sorted(display["data"]) for display in outcome.displays]
-    assert kinds == [["text/html", "text/plain"], ["text/html", "text/plain"], ["image/png", "text/plain"]]
-    assert [update["data"]["text/html"] for update in outcome.updates] == ["updated"]
-    assert outcome.stdout == "printed\n"
-    assert "attempted to send message from fork" not in kernel.log
-
-
-def test_rank_forked_from_a_kernel_uses_nothing_of_its_sockets(kernel):
-    outcome = kernel.execute("""
-import ipywidgets, logging, sys
-from tqdm.notebook import tqdm
-slider, stream = ipywidgets.IntSlider(), sys.stderr
-def body():
-    slider.value = 5
-    display(slider)
-    ipywidgets.IntSlider()
-    stream.write("through the old stream\\n")
-    for _ in tqdm(range(3)): pass
-    print(hasattr(sys, "ps1"), sys.displayhook is sys.__displayhook__)
-run(body)
-""")
-    (widget,) = outcome.displays
-    assert widget["data"] == {"text/plain": f"IntSlider(value=5)\n({WHY})"}
-    assert "through the old stream\n" in outcome.stdout
-    assert "100%|██████████| 3/3" in outcome.stdout
-    assert outcome.stdout.endswith("False True\n")
-    assert "attempted to send message from fork" not in kernel.log
-    assert kernel.execute("slider.value").result == "0"
-
-
-def test_rank_forked_from_a_kernel_asks_through_it(kernel):
-    answers = iter(["ann", "secret", "p 6 * 7", "c"])
-    prompts = []
-
-    def answer(prompt, password):
-        prompts.append((prompt, password))
-        return next(answers)
-
-    outcome = kernel.execute(
+    outcome = module_kernel.execute(
         """
-from getpass import getpass
-def body():
-    print(input("name? "), getpass("key: "))
-    breakpoint()
-    print("end")
-run(body)
-""",
+        import ipywidgets, matplotlib.pyplot as plt
+        from getpass import getpass
+        from IPython.display import HTML, display
+        from tqdm.notebook import tqdm
+        old, stream, slider = display(HTML("old"), display_id=True), sys.stderr, ipywidgets.IntSlider()
+        plt.figure()
+        def body():
+            display(HTML("<b>new</b>"))
+            old.update(HTML("updated"))
+            plt.plot([1, 2])
+            slider.value = 5
+            display(slider)
+            ipywidgets.IntSlider()
+            stream.write("through the old stream\\n")
+            for _ in tqdm(range(3)): pass
+            print(hasattr(sys, "ps1"), sys.displayhook is sys.__displayhook__)
+            print(input("name? "), getpass("key: "))
+            breakpoint()
+            print("end")
+        notebook_launch(body, 1, start_method="fork", monitor=False)
+        plt.close("all")
+        slider.value
+        """,
         answer_input=answer,
     )
-    assert prompts[0] == ("[rank 1] name? ", False)
-    assert [password for _, password in prompts] == [False, True, False, False]
-    assert prompts[2][0] == "(rank 1 pdb) "
-    assert outcome.stdout.startswith("ann secret\n")
-    assert "42\n" in outcome.stdout
-    assert '-> print("end")' in outcome.stdout
+    assert outcome.error is None, outcome.traceback
+    shown = [each["data"] for each in outcome.displays if not each["transient"].get("display_id")]
+    kinds = ["text/html", None, "application/vnd.jupyter.widget-view+json", "image/png"]  # The third is tqdm's bar.
+    assert [sorted(data) for data in shown] == [sorted(filter(None, [kind, "text/plain"])) for kind in kinds]
+    assert shown[1]["text/plain"].startswith(
+        "IntSlider(value=5)\n(shown as text, because it is a widget of the notebook"
+    )
+    assert "updated" in [update["data"].get("text/html") for update in outcome.updates]
+    assert asked == [
+        ("[rank 0] name? ", False), ("key: ", True), ("(rank 0 pdb) ", False), ("(rank 0 pdb) ", False),
+    ]  # fmt: skip
+    for told in ("through the old stream\n", "False True\nann secret\n", "42\n", '-> print("end")'):
+        assert told in outcome.stdout + outcome.stderr
+    assert outcome.result == "0"
+    assert "attempted to send message from fork" not in module_kernel.log
