@@ -118,10 +118,8 @@ function watchTheme(onChange) {
 /** A small table that follows the pointer inside its parent. */
 export class Tooltip {
   element = make("div", { class: "nbl-tip", "aria-live": "off", hidden: true });
-  #parent;
 
   constructor(parent) {
-    this.#parent = parent;
     parent.append(this.element);
   }
 
@@ -131,7 +129,7 @@ export class Tooltip {
       h("div", { class: "nbl-tip-row" }, h("i", { style: `background: ${color}` }), h("span", {}, label), h("b", {}, value));
     show(this.element, h("div", { class: "nbl-tip-title" }, title), rows.map(row));
     this.element.hidden = false;
-    const fits = x + 14 + this.element.offsetWidth <= this.#parent.clientWidth;
+    const fits = x + 14 + this.element.offsetWidth <= this.element.parentElement.clientWidth;
     this.element.style.left = `${Math.max(0, fits ? x + 14 : x - 14 - this.element.offsetWidth)}px`;
     this.element.style.top = `${y}px`;
   }

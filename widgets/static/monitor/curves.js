@@ -192,13 +192,9 @@ export class Usage extends Section {
   #plots;
 
   constructor(frames) {
-    super("Memory and load");
+    super("Memory and load", ({ usage }) => usage.size > 0);
     const options = Object.assign(new CurveOptions(), { axis: "time", leastSpan: LEAST_SPAN });
     this.#plots = new Plots(frames, { options, tooltipRows: () => 8 });
-  }
-
-  has({ usage }) {
-    return usage.size > 0;
   }
 
   paint({ usage }) {

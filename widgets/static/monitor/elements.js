@@ -118,6 +118,9 @@ export function stateLight({ word, tone, shape }, reason = "") {
   return h("span", { class: "nbl-state", "data-tone": tone, title: text }, icon(SHAPES[shape]), h("span", { class: "nbl-state-word" }, text));
 }
 
+/** A box that scrolls, also by keys. */
+export const scrolled = (label, ...content) => h("div", { class: "nbl-scroll", tabindex: "0", role: "region", "aria-label": label }, ...content);
+
 export const field = (control, label, attributes = {}) => h("label", { class: "nbl-field", ...attributes }, control, h("span", {}, label));
 
 /** A title that opens and closes what is below it. */
@@ -185,8 +188,10 @@ export class TabBar {
 export class Section {
   data;
 
-  constructor(title) {
+  /** @param {(data: any) => boolean} has returns true if there is something to show */
+  constructor(title, has = () => true) {
     this.title = title;
+    this.has = has;
     this.controls = make("div", { class: "nbl-controls" });
     this.body = make("div", { class: "nbl-body" });
     const heading = h("div", { class: "nbl-title", role: "heading", "aria-level": "3" }, title);

@@ -27,7 +27,9 @@ export class Header {
     );
     const buttons = Object.entries(data.legend?.actions ?? {}).filter(([type]) => type !== (data.isPaused ? "pause" : "resume"));
     const actions = { class: "nbl-actions", role: "group", "aria-label": "Control the run" };
-    const hint = link === "up" && this.#asked.run === run ? `Requested: ${this.#asked.label}.` : hintOf(data);
+    const hints = { silent: "Kernel not responding. Last update shown.", lost: run.lost_hint };
+    const requested = link === "up" && this.#asked.run === run && `Requested: ${this.#asked.label}.`;
+    const hint = requested || (!run.is_over && hints[link]) || run.action_hint;
     show(
       this.element,
       h("div", { class: "nbl-top" }, identity, !run.is_over && h("div", actions, buttons.map((action) => this.#button(action, data)))),
@@ -49,11 +51,6 @@ export class Header {
     };
     return button(label, onclick, { class: "nbl-button", "data-action": type, disabled, title });
   }
-}
-
-function hintOf({ run, link }) {
-  if (link === "silent" && !run.is_over) return "Kernel not responding. Last update shown.";
-  return link === "lost" && !run.is_over ? run.lost_hint : run.action_hint;
 }
 
 /** Progress of the slowest rank, and of each rank on demand. */

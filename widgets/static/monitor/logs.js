@@ -7,7 +7,7 @@ const MOST_TABS = 12;
 /** Output of the ranks: a tab for each rank and one for all of them, a search, and a filter for what differs. */
 export class Logs extends Section {
   constructor() {
-    super("Logs");
+    super("Logs", ({ logs }) => logs.size > 0);
     const repaint = () => this.refresh();
     const label = "Rank whose log is shown";
     this.search = make("input", { type: "search", placeholder: "Search", "aria-label": "Search the log", oninput: repaint });
@@ -19,10 +19,6 @@ export class Logs extends Section {
     });
     this.panel = make("div", { class: "nbl-log", role: "tabpanel", tabindex: "0" });
     this.count = make("div", { class: "nbl-count", role: "status" });
-  }
-
-  has(data) {
-    return data.logs.size > 0;
   }
 
   paint(data) {

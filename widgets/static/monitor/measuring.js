@@ -11,17 +11,13 @@ export class Measurements extends Section {
   #send;
   /** By kind: the finding at the time of the last request, and what was asked for. */
   #asked = new Map();
-  /** By kind: the finding that is shown, and its elements. */
-  #results = new Map();
+  /** The elements of each finding, which are made once. */
+  #parts = new WeakMap();
 
   /** @param {(message: object) => boolean} send returns false if the kernel cannot be reached */
   constructor(send) {
-    super("Where the time goes");
+    super("Where the time goes", ({ run, findings }) => findings.size > 0 || (!run.is_over && Boolean(run.actions?.stop)));
     this.#send = send;
-  }
-
-  has({ run, findings }) {
-    return findings.size > 0 || (!run.is_over && Boolean(run.actions?.stop));
   }
 
   paint(data) {
@@ -59,14 +55,11 @@ export class Measurements extends Section {
 
   #result(kind, data) {
     const finding = data.findings.get(kind);
-    if (finding !== this.#results.get(kind)?.finding) this.#results.set(kind, { finding, parts: finding ? partsOf(finding) : [] });
-    const note = this.#waitsFor(kind, data) ? !data.run.is_over && this.#waitsFor(kind, data) : plainText(finding?.problem);
-    return h(
-      "div",
-      {},
-      h("div", { class: "nbl-setting-note", role: "status", hidden: !note }, note),
-      h("div", { class: "nbl-finding" }, this.#results.get(kind)?.parts),
-    );
+    if (finding && !this.#parts.has(finding)) this.#parts.set(finding, partsOf(finding));
+    const waitsFor = this.#waitsFor(kind, data);
+    const note = waitsFor ? !data.run.is_over && waitsFor : plainText(finding?.problem);
+    const status = h("div", { class: "nbl-setting-note", role: "status", hidden: !note }, note);
+    return h("div", {}, status, h("div", { class: "nbl-finding" }, finding ? this.#parts.get(finding) : []));
   }
 }
 

@@ -1,4 +1,4 @@
-import { h, Section, show, tableOf } from "./elements.js";
+import { h, scrolled, Section, show, tableOf } from "./elements.js";
 
 /** Images and histograms that ranks reported, and tables that they logged: of each name and rank the newest, and the earlier ones by a slider. */
 export class Pictures extends Section {
@@ -6,11 +6,7 @@ export class Pictures extends Section {
   #chosen = new Map();
 
   constructor() {
-    super("Pictures and tables");
-  }
-
-  has({ pictures }) {
-    return pictures.size > 0;
+    super("Pictures and tables", ({ pictures }) => pictures.size > 0);
   }
 
   paint(data) {
@@ -36,7 +32,7 @@ export class Pictures extends Section {
       { key, class: "nbl-plot" },
       h("figcaption", {}, words),
       !rows?.length && h("img", { class: "nbl-picture", src: source, alt: words }),
-      rows?.length && h("div", { class: "nbl-scroll", tabindex: "0", role: "region", "aria-label": words }, tableOf(rows[0], rows.slice(1))),
+      rows?.length && scrolled(words, tableOf(rows[0], rows.slice(1))),
       rows?.length && h("a", file, "CSV"),
       last > 0 && h("input", { ...slider, value: at, oninput }),
     );

@@ -1,14 +1,10 @@
-import { h, Section, show, stateLight } from "./elements.js";
+import { h, scrolled, Section, show, stateLight } from "./elements.js";
 import { plainLine } from "./units.js";
 
 /** Table of the ranks: state, step, throughput, memory, last line of output. */
 export class RankTable extends Section {
   constructor() {
-    super("Ranks");
-  }
-
-  has(data) {
-    return data.ranks.size > 0;
+    super("Ranks", ({ ranks }) => ranks.size > 0);
   }
 
   paint(data) {
@@ -29,6 +25,6 @@ export class RankTable extends Section {
     };
     const heads = [head("Rank", "number"), head("State", "state"), columns.map(({ title, hint }) => head(title, "number", hint)), head("Last line", "line")];
     const table = h("table", { class: "nbl-table" }, h("thead", {}, h("tr", {}, ...heads)), h("tbody", {}, ranks.map(row)));
-    show(this.body, h("div", { class: "nbl-scroll", tabindex: "0", role: "region", "aria-label": "Table of ranks" }, table));
+    show(this.body, scrolled("Table of ranks", table));
   }
 }

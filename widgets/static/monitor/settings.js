@@ -9,12 +9,8 @@ export class Settings extends Section {
 
   /** @param {(message: object) => boolean} send returns false if the kernel cannot be reached */
   constructor(send) {
-    super("Settings");
+    super("Settings", ({ run, settings, changes }) => changes.length > 0 || (!run.is_over && settings.length > 0));
     this.#send = send;
-  }
-
-  has({ run, settings, changes }) {
-    return changes.length > 0 || (!run.is_over && settings.length > 0);
   }
 
   paint(data) {

@@ -1,4 +1,4 @@
-import { h, make, Section, show } from "./elements.js";
+import { h, make, scrolled, Section, show } from "./elements.js";
 import { formatSeconds, formatTick } from "./units.js";
 
 const WINDOW_CHOICES = [
@@ -15,14 +15,10 @@ const endOf = ([, start, seconds]) => start + seconds;
 /** Timeline of the phases: a lane for each rank. Colours, letters and a hatch tell the phases apart. */
 export class Timeline extends Section {
   constructor() {
-    super("Timeline");
+    super("Timeline", ({ lanes }) => [...lanes.values()].some((spans) => spans.length));
     const options = WINDOW_CHOICES.map(([value, label]) => h("option", { value }, label));
     this.windows = make("select", { "aria-label": "Steps that the timeline shows", onchange: () => this.refresh() }, ...options);
     show(this.controls, this.windows);
-  }
-
-  has({ lanes }) {
-    return [...lanes.values()].some((spans) => spans.length);
   }
 
   paint(data) {
@@ -48,22 +44,14 @@ export class Timeline extends Section {
     ];
     const tick = (seconds) => h("span", { key: seconds, style: `left: ${percent(seconds - start)}%` }, `${formatTick(seconds)} s`);
     const label = `Timeline of ${lanes.length} ${lanes.length === 1 ? "rank" : "ranks"}. ${data.run.sync ?? ""}`;
+    const picture = { class: "nbl-lanes", role: "img", "aria-label": label, "data-many": lanes.length > 16 };
     const chip = ([phase, { letter, word, colour }]) =>
       h("span", { class: "nbl-phase" }, h("i", { "data-phase": phase, style: `background-color: ${colour}` }, letter), word);
     show(
       this.body,
       h("p", { class: "nbl-sync" }, data.run.sync),
       h("div", { class: "nbl-legend" }, [...Object.entries(phases), ["", { letter: "", word: "other", colour: "" }]].map(chip)),
-      h(
-        "div",
-        { class: "nbl-scroll", tabindex: "0", role: "region", "aria-label": "Lanes of the ranks" },
-        h(
-          "div",
-          { class: "nbl-lanes", role: "img", "aria-label": label, "data-many": lanes.length > 16 },
-          h("div", { class: "nbl-axis" }, ticksBetween(start, end).map(tick)),
-          lanes.map(lane),
-        ),
-      ),
+      scrolled("Lanes of the ranks", h("div", picture, h("div", { class: "nbl-axis" }, ticksBetween(start, end).map(tick)), lanes.map(lane))),
     );
   }
 }
