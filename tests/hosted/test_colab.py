@@ -9,7 +9,6 @@ import pytest
 
 from tests.hosted import HOSTED, TRAIN, installed, pause, served_page, write_notebook
 from tests.support.kernels import ROOT, Kernel
-from tests.support.lab import needs_browser
 
 if TYPE_CHECKING:
     from tests.support.kernels import Outcome
@@ -75,7 +74,6 @@ def test_kernel_like_that_of_colab_launches_and_its_displays_have_what_the_page_
         assert "[rank 1] alike 1" in executed(kernel, COMPAT).stdout
 
 
-@needs_browser
 @pytest.mark.leaks("the server, its kernel and the browser are ended at the end")
 def test_notebook_6_draws_panel_and_monitor_pauses_and_keeps_a_picture(tmp_path):
     cells = [f"{TRAIN}\nConfigPanel(train, num_processes=2)", "notebook_launch(train, 2)"]

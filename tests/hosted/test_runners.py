@@ -8,7 +8,6 @@ import nbformat
 import pytest
 
 from tests.hosted import HOSTED, TRAIN, installed, pause, served_page, surroundings, write_notebook
-from tests.support.lab import needs_browser
 
 BIN = HOSTED / "runners/bin"
 LATER = [TRAIN, "run = launch(train, 2, kwargs={'updates': 100})", "1 + 1", "run.result()"]
@@ -34,7 +33,6 @@ def test_run_that_a_later_cell_waits_for_leaves_its_text_and_picture(program, tm
     assert any("<img" in output.get("data", {}).get("text/html", "") for output in outputs)
 
 
-@needs_browser
 @pytest.mark.leaks("the server, its kernel and the browser are ended at the end")
 def test_page_of_voila_launches_from_the_panel_and_pauses(tmp_path):
     write_notebook(tmp_path / "a.ipynb", [TRAIN, "ConfigPanel(train, num_processes=2)"])

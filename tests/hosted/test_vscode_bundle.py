@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.hosted import HOSTED, TRAIN, installed, pause
-from tests.support.lab import Lab, browser, needs_browser
+from tests.support.lab import Lab, browser
 
 if TYPE_CHECKING:
     from playwright.sync_api import Route
@@ -70,7 +70,6 @@ def serve(file: Path, route: Route) -> None:
     route.fulfill(path=file, content_type="text/javascript")
 
 
-@needs_browser
 @installed("vscode")
 @pytest.mark.slow
 @pytest.mark.leaks("the server, its kernel and the browser are ended at the end")

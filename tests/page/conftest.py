@@ -1,4 +1,4 @@
-"""A browser's page for the tests of a file, and the monitor in it."""
+"""A browser for all tests, a page of it for those of a file, and the monitor in it."""
 
 from __future__ import annotations
 
@@ -12,18 +12,25 @@ from tests.support.monitor_page import open_tab
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from playwright.sync_api import Page
+    from playwright.sync_api import Browser, Page
 
     from tests.support.monitor_page import Tab
 
 
-@pytest.fixture(scope="module")
-def window() -> Iterator[Page]:
-    """One page for all tests of a file, so that the browser's processes do not count as leaks of a test."""
+@pytest.fixture(scope="package")
+def chromium() -> Iterator[Browser]:
+    """One browser for all files, because each one takes a second of processor time to start."""
     with browser() as opened:
-        page = opened.new_page()
-        page.set_default_timeout(6000)
-        yield page
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def window(chromium: Browser) -> Iterator[Page]:
+    """One page for all tests of a file, so that the page's processes do not count as leaks of a test."""
+    page = chromium.new_page()
+    page.set_default_timeout(6000)
+    yield page
+    page.close()
 
 
 @pytest.fixture

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.lab import Lab, browser, needs_browser
+from tests.support.lab import Lab
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from playwright.sync_api import Browser, Locator, Page
 
-pytestmark = [needs_browser, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 pytestmark += [pytest.mark.leaks("the server, its kernels and the browser serve several tests")]
 
 TRAIN = """
@@ -161,12 +161,6 @@ LOOK = """() => {
         width: panel.clientWidth,
     };
 }"""
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Browser]:
-    with browser() as opened:
-        yield opened
 
 
 @pytest.fixture(scope="module")

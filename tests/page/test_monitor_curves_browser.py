@@ -7,10 +7,7 @@ import math
 
 import pytest
 
-from tests.support.lab import needs_browser
 from tests.support.monitor_page import EVIL, PLOT, curve, reset, waves
-
-pytestmark = needs_browser
 
 NUM_POINTS = 100_000
 WHY_EMPTY = {False: "No finite value", True: "No value above zero, which a log scale needs"}
@@ -108,21 +105,6 @@ def test_drag_zooms_a_plot_and_double_click_resets_it(tab):
     assert (reset_zoom.is_visible(), tab.text(".nbl-tip-title")) == (False, "step 1,000")
 
 
-def test_arrow_keys_read_values_and_plus_and_escape_zoom(tab):
-    tab.deliver(reset(curves=[curve("loss", 0, [float(step) for step in range(1001)])]))
-    tab.find(".nbl-plot-canvas").focus()
-    for key in ("ArrowRight", "ArrowRight", "ArrowLeft"):
-        tab.page.keyboard.press(key)
-    tab.settle()
-    assert 500 < int(tab.text(".nbl-tip-title").removeprefix("step ")) < 560
-    tab.page.keyboard.press("+")
-    tab.settle()
-    assert tab.page.get_by_role("button", name="Reset zoom").is_visible()
-    assert tab.page.evaluate("model.sent.at(-1).type") == "zoom"
-    tab.page.keyboard.press("Escape")
-    assert not tab.page.get_by_role("button", name="Reset zoom").is_visible()
-
-
 def test_200_metrics_are_drawn_12_at_a_time_and_found_by_name(tab):
     tab.deliver(reset(curves=[curve(f"metric_{number}", 0, waves(50)) for number in range(200)]))
     assert tab.find(".nbl-plot").count() == 12
@@ -141,7 +123,7 @@ def test_200_metrics_are_drawn_12_at_a_time_and_found_by_name(tab):
     assert tab.text(".nbl-foot") == "No metric matches"
 
 
-def test_pinned_metrics_and_losses_are_drawn_first(tab):
+def test_pinned_metrics_and_losses_are_drawn_first_and_the_others_in_sections_by_prefix(tab):
     names = ["lr", "ctc_loss", "glossary", "loss", "accuracy"]
     tab.deliver(reset(curves=[curve(name, 0, waves(50)) for name in names]))
     assert tab.texts(".nbl-plot-name") == ["loss", "ctc_loss", "lr", "glossary", "accuracy"]
@@ -156,6 +138,12 @@ def test_pinned_metrics_and_losses_are_drawn_first(tab):
     tab.page.get_by_role("button", name="Pin accuracy").click()
     tab.settle()
     assert tab.texts(".nbl-plot-name")[:3] == ["lr", "loss", "ctc_loss"]
+    names = ["loss", *(f"{section}/of_{number}" for section in ("layers", "system") for number in range(3))]
+    tab.deliver(reset(curves=[curve(name, 0, waves(20)) for name in names]))
+    assert tab.texts(".nbl-prefix") == ["layers", "system"]
+    tab.page.get_by_role("button", name="Pin system/of_2").click()
+    tab.settle()
+    assert tab.texts(".nbl-plot-name")[:2] == ["system/of_2", "loss"]
 
 
 def test_parts_of_the_data_share_a_chart(tab):
@@ -289,22 +277,26 @@ def test_zoom_shows_what_was_reported_between_the_points_of_the_whole_curve(tab)
     assert len(seen) > 2  # Of ten steps, the curve as a whole keeps two or fewer.
 
 
-def test_linked_plots_share_cursor_and_zoom(tab):
-    tab.deliver(reset(curves=[curve(name, 0, waves(1001)) for name in ("loss", "accuracy")]))
-    tab.page.get_by_label("Link plots").check()
-    tab.find(".nbl-plot-canvas").first.focus()
-    tab.page.keyboard.press("ArrowRight")
-    tab.settle()
-    titles = tab.texts(".nbl-tip-title")
-    assert titles[0] == titles[1]
-    assert titles[0].startswith("step 5")
-    tab.page.keyboard.press("+")
-    tab.settle()
-    assert tab.page.get_by_role("button", name="Reset zoom").count() == 2
-    assert tab.sent().count("zoom") == 2
-    tab.page.keyboard.press("Escape")
-    tab.settle()
-    assert tab.find("text=Reset zoom >> visible=true").count() == 0
+def test_keys_read_values_and_zoom_and_linked_plots_follow(tab):
+    tab.deliver(reset(curves=[curve(name, 0, [float(step) for step in range(1001)]) for name in ("loss", "accuracy")]))
+    reset_zoom = tab.find("text=Reset zoom >> visible=true")
+    for is_linked in (False, True):
+        if is_linked:
+            tab.page.get_by_label("Link plots").check()
+        tab.find(".nbl-plot-canvas").first.focus()
+        for key in ("ArrowRight", "ArrowRight", "ArrowLeft"):
+            tab.page.keyboard.press(key)
+        tab.settle()
+        titles = tab.texts(".nbl-tip-title")
+        assert titles.count(titles[0]) == 1 + is_linked
+        assert 500 < int(titles[0].removeprefix("step ")) < 600
+        tab.page.keyboard.press("+")
+        tab.settle()
+        assert reset_zoom.count() == 1 + is_linked
+        assert tab.sent().count("zoom") == 1 + 2 * is_linked
+        tab.page.keyboard.press("Escape")
+        tab.settle()
+        assert reset_zoom.count() == 0
 
 
 def test_outliers_are_left_out_of_the_axis_on_request(tab):
@@ -338,19 +330,6 @@ def test_one_plot_is_shown_large(tab):
     assert large["width"] > 1.9 * small["width"]
     assert large["height"] > 2 * small["height"]
     assert tab.page.get_by_role("button", name="Enlarge loss", pressed=True).count() == 1
-
-
-def test_plots_stand_in_sections_by_prefix(tab):
-    names = [
-        "loss",
-        *(f"layers/norm_{number}" for number in range(3)),
-        *(f"system/load_{number}" for number in range(3)),
-    ]
-    tab.deliver(reset(curves=[curve(name, 0, waves(20)) for name in names]))
-    assert tab.texts(".nbl-prefix") == ["layers", "system"]
-    tab.page.get_by_role("button", name="Pin system/load_2").click()
-    tab.settle()
-    assert tab.texts(".nbl-plot-name")[:2] == ["system/load_2", "loss"]
 
 
 def test_ends_of_long_names_stay_in_sight_beside_long_values(tab):

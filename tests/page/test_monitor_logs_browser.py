@@ -5,10 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from notebook_launcher.history.schema import RankFailure
-from tests.support.lab import needs_browser
 from tests.support.monitor_page import errors, lines, log, rank, reset, run
-
-pytestmark = needs_browser
 
 PART = "Logs"
 
@@ -97,7 +94,7 @@ def test_culprit_is_shown_with_its_traceback_and_victims_are_folded(tab):
     assert tab.find("text=RuntimeError: gone").is_visible()
 
 
-def test_run_stopped_on_request_shows_no_error(tab):
+def test_error_of_a_run_without_a_failed_rank_is_shown_unless_it_was_stopped_on_request(tab):
     message = reset(
         run=run(state="stopped", is_over=True, error="RunStoppedError: the run was stopped"),
         ranks=[rank(0, state="stopped", reason="KeyboardInterrupt"), rank(1, state="stopped")],
@@ -106,9 +103,6 @@ def test_run_stopped_on_request_shows_no_error(tab):
     assert not tab.find(".nbl-errors").is_visible()
     assert tab.texts(".nbl-state-word") == ["stopped", "stopped", "stopped"]
     assert tab.find("[data-tone=bad]").count() == 0
-
-
-def test_error_of_the_run_without_a_failed_rank_is_shown(tab):
     tab.deliver(reset(run=run(state="failed", is_over=True, error="TimeoutError: 60 s are over")))
     assert tab.text(".nbl-error-line") == "TimeoutError: 60 s are over"
 

@@ -9,10 +9,8 @@ import pytest
 
 from notebook_launcher.colours import SERIES
 from notebook_launcher.history.schema import RankFailure
-from tests.support.lab import needs_browser
+from notebook_launcher.widgets.monitor.feed import setting_item
 from tests.support.monitor_page import EVIL, LANES, PLOT, TIMELINE, curve, errors, log, rank, reset, run, waves
-
-pytestmark = needs_browser
 
 
 def luminance(color: str) -> float:
@@ -68,10 +66,14 @@ def test_narrow_page_does_not_scroll_sideways(tab):
             logs=[log(number, long) for number in range(64)],
             errors=errors(RankFailure(rank=0, summary=long, traceback=long, last_lines=(long,))),
             notices=[long],
+            settings=[setting_item(long, "0.1", "number")],
+            changes=[{"name": long, "words": f"{long} {long} → {long}", "who": "by code after update 12"}],
         )
     )
-    for part in ("Ranks", "Timeline", "Logs"):
+    for part in ("Ranks", "Settings", "Timeline", "Logs"):
         tab.open(part)
+        if part == "Settings":
+            tab.find(".nbl-changes summary").click()
         assert tab.page.evaluate("document.documentElement.scrollWidth") == width
 
 

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.lab import needs_browser
 from tests.support.monitor_page import curve, lines, log, open_tab, rank, reset, run, waves
-
-pytestmark = needs_browser
 
 RECORD = """() => {
     model.traits.key = "k1";

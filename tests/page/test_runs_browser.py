@@ -13,15 +13,12 @@ from notebook_launcher.history.schema import MetricPoint, RunSnapshot
 from notebook_launcher.widgets.assets import STATIC, join_modules
 from notebook_launcher.widgets.runs.comparison import ComparedRun, Comparison
 from notebook_launcher.widgets.runs.comparison_view import ComparisonPage, ComparisonView
-from tests.support.lab import needs_browser
 from tests.support.made_up_run import Reader
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from playwright.sync_api import Page
-
-pytestmark = needs_browser
 
 EVIL = "<img src=x onerror='window.hacked=1'>"
 HARNESS = """

@@ -6,6 +6,7 @@ Rank 1 is the one that dies; its peers wait in a barrier, which is where the wro
 from __future__ import annotations
 
 import ctypes
+import inspect
 import os
 import signal
 import sys
@@ -16,7 +17,6 @@ import pytest
 
 from notebook_launcher import notebook_launch
 from notebook_launcher.kernel.inspection.hangs import SIZES_DIFFER
-from tests.support.sources import cell_of
 from tests.support.warm_kernels import takes_less_than
 
 if TYPE_CHECKING:
@@ -144,12 +144,10 @@ while not notebook_launch(is_prepared, 1, output="none")[0]:
     time.sleep(0.3)
 """
 
-KERNEL_CODE = (
-    cell_of(
-        rank, die, Arriving, Returning, Loaded, meet, arriving, function, collective, returning, loader, exiting, table
-    )
-    + PREPARED
-)
+DEFINED: tuple[Any, ...] = (rank, die, Arriving, Returning, Loaded, meet, arriving, function, collective, returning)
+DEFINED += (loader, exiting, table)
+# A warm kernel has imported `ctypes`, `os`, `signal`, `sys`, `time` and the names of `notebook_launcher`.
+KERNEL_CODE = "\n\n".join(map(inspect.getsource, DEFINED)) + PREPARED
 
 
 KILLED = "RankFailedError: rank 1 of 2 was killed by "

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -9,7 +12,6 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from tests.support.signals import keep_stopped
 from tests.support.waiting import until
 from tests.support.warm_kernels import takes_less_than
 
@@ -37,6 +39,13 @@ def family_of(outcome: Outcome) -> dict[str, psutil.Process]:
     server = supervisor.parent()
     assert server is not None
     return {"rank": rank, "supervisor": supervisor, "fork server": server}
+
+
+def keep_stopped(pid: int, over: threading.Event) -> None:
+    """Stop a process as often as it is continued."""
+    with contextlib.suppress(ProcessLookupError):
+        while not over.wait(0.0):
+            os.kill(pid, signal.SIGSTOP)
 
 
 def is_alive(process: psutil.Process) -> bool:

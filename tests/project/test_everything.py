@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -64,43 +65,29 @@ def outcome_of(tmp_path: Path) -> Callable[..., tuple[int, str]]:
     return run
 
 
-def test_passing_tests_run_once_and_slow_ones_if_asked_for(outcome_of: Callable[..., tuple[int, str]]) -> None:
-    slow = "import pytest\n@pytest.mark.slow\ndef test_slow(): pass\n"
-    status, output = outcome_of(STEADY, slow)
-    assert status == 0
-    assert output.count("==> ") == 3
-    assert output.count("1 passed") == 2
-    assert "==> left out: the slow tests, which `make test SLOW=1` runs" in output
-    status, output = outcome_of(STEADY, slow, options=("--slow",))
-    assert status == 0
-    assert "2 passed" in output
-    assert "left out" not in output
+SLOW = "import pytest\n@pytest.mark.slow\ndef test_slow(): pass\n"
+NAMES = "tests/test_0.py::test_leaking, tests/test_1.py::test_unsteady_1"
+UNSTEADY_AGAIN = f"==> tests that failed, again and alone: 2|==> unsteady, failed once and passed alone: {NAMES}\n"
+LEFT_OUT = "==> left out: the slow tests, which `make test SLOW=1` runs"
 
 
-def test_test_and_leftover_that_do_not_fail_again_are_named_as_unsteady(
-    outcome_of: Callable[..., tuple[int, str]],
+@pytest.mark.parametrize(
+    ("files", "options", "status", "said", "unsaid"),
+    [
+        ((STEADY, SLOW), (), 0, f"1 passed|1 passed|{LEFT_OUT}", "again and alone"),
+        ((STEADY, SLOW), ("--slow",), 0, "2 passed", "left out"),
+        ((LEAKING, UNSTEADY.format(number=1)), (), 0, UNSTEADY_AGAIN, "unsteady_0"),
+        ((BROKEN, UNSTEADY.format(number=1)), (), 1, "==> tests that failed, again and alone: 2", "unsteady, failed"),
+        ([UNSTEADY.format(number=number) for number in range(everything.MAX_AGAIN + 1)], (), 1, "", "again and alone"),
+        (("import a_module_that_is_not_there\n",), (), 1, "", "again and alone"),
+    ],
+    ids=["passing", "slow", "unsteady", "failing twice", "many failures", "unreadable file"],
+)
+def test_failed_tests_run_again_and_alone(
+    outcome_of: Callable[..., tuple[int, str]], files: Any, options: Any, status: int, said: str, unsaid: str
 ) -> None:
-    status, output = outcome_of(LEAKING, UNSTEADY.format(number=1))
-    assert status == 0
-    assert "==> tests that failed, again and alone: 2" in output
-    unsteady = "tests/test_0.py::test_leaking, tests/test_1.py::test_unsteady_1"
-    assert output.endswith(f"==> unsteady, failed once and passed alone: {unsteady}\n")
-
-
-def test_test_that_fails_twice_fails_the_run(outcome_of: Callable[..., tuple[int, str]]) -> None:
-    status, output = outcome_of(BROKEN, UNSTEADY.format(number=1))
-    assert status == 1
-    assert "==> tests that failed, again and alone: 2" in output
-    assert "unsteady, failed once" not in output
-
-
-def test_many_failures_do_not_run_again(outcome_of: Callable[..., tuple[int, str]]) -> None:
-    status, output = outcome_of(*(UNSTEADY.format(number=number) for number in range(everything.MAX_AGAIN + 1)))
-    assert status == 1
-    assert "again and alone" not in output
-
-
-def test_file_that_cannot_be_read_does_not_run_again(outcome_of: Callable[..., tuple[int, str]]) -> None:
-    status, output = outcome_of("import a_module_that_is_not_there\n")
-    assert status == 1
-    assert "again and alone" not in output
+    """Texts that are said one after the other are separated by a bar."""
+    found, output = outcome_of(*files, options=options)
+    assert found == status
+    assert re.search(".*".join(map(re.escape, said.split("|"))), output, re.DOTALL), output
+    assert unsaid not in output

@@ -23,13 +23,13 @@ tomllib = pytest.importorskip("tomllib", reason="came with Python 3.11")
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ("notebook_launcher/**/*.py", "widgets/**/*.py")
 PROGRAMS = {
-    "demo": (*PACKAGE, "notebooks/demo.py", "notebooks/01_*.ipynb"),
+    "notebooks": (*PACKAGE, "notebooks/demo.py", "notebooks/01_*.ipynb"),
     "lab": (*PACKAGE, "notebooks/*.ipynb"),
     "docs": (*PACKAGE, "docs/*.py", "docs/_ext/*.py", "notebooks/*.ipynb"),
     "bench": (*PACKAGE, "benchmarks/**/*.py"),
     "test": (*PACKAGE, "tests/**/*.py", "docs/*.py", "docs/_ext/*.py", "notebooks/*"),
 }
-"""Each target of the Makefile, with the files that it runs."""
+"""Each extra that a command of the Makefile installs, with the files that it runs."""
 OPTIONAL = {"tqdm", "accelerate", "lightning_fabric", "mlflow", "numpy", "ray", "swanlab", "transformers"}
 """Modules that the package or a test uses only if they are installed."""
 DRAWN_FROM = ("notebook_launcher", "support", "tests")
@@ -143,19 +143,9 @@ def missing(extra: str, patterns: tuple[str, ...]) -> dict[str, str]:
     }
 
 
-def extra_of(target: str) -> str:
-    """Return the extra that a target of the Makefile installs."""
-    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    while (found := re.search(rf"(?m)^{target}: (?:\$\(VENV\)/installed-(\w+)|(\w+))", makefile)) is not None:
-        if found[1]:
-            return found[1]
-        target = found[2]
-    raise AssertionError(f"the Makefile has no target {target} that installs an extra")
-
-
-@pytest.mark.parametrize("target", PROGRAMS)
-def test_extra_provides_every_import_of_its_command(target: str) -> None:
-    assert missing(extra_of(target), PROGRAMS[target]) == {}
+@pytest.mark.parametrize("extra", PROGRAMS)
+def test_extra_provides_every_import_of_its_command(extra: str) -> None:
+    assert missing(extra, PROGRAMS[extra]) == {}
 
 
 def test_dependencies_provide_every_import_of_the_package() -> None:
@@ -163,4 +153,4 @@ def test_dependencies_provide_every_import_of_the_package() -> None:
 
 
 def test_import_without_requirement_is_found() -> None:
-    assert missing("", PROGRAMS["demo"])["matplotlib"].endswith(".ipynb")
+    assert missing("", PROGRAMS["notebooks"])["matplotlib"].endswith(".ipynb")

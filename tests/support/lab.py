@@ -45,12 +45,12 @@ PATIENCE_MS = 30_000
 
 PROMPT = "document.querySelectorAll('.jp-Notebook .jp-CodeCell')[at]?.querySelector('.jp-InputPrompt')?.innerText"
 
-needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install chromium-headless-shell")
-
 
 @contextlib.contextmanager
 def browser() -> Iterator[Browser]:
-    """Run Debian's Chromium."""
+    """Run Debian's Chromium; without it, skip the test."""
+    if CHROMIUM is None:
+        pytest.skip("no Chromium: apt-get install chromium-headless-shell")
     api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     with api.sync_playwright() as playwright:
         opened = playwright.chromium.launch(executable_path=CHROMIUM, args=QUIET)

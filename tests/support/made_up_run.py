@@ -1,15 +1,16 @@
-"""A run that a test makes up, as a reader of runs sees it, and the size of messages about it."""
+"""A run that a test makes up, as a reader of runs sees it, and what messages about it hold."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.history.schema import MetricPoint, RankPhases, RankSnapshot, RunPicture, RunSnapshot
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from notebook_launcher.widgets.monitor.feed import Feed
 
 
 @dataclasses.dataclass
@@ -54,8 +55,11 @@ class Reader:
         self.metrics.append(MetricPoint(rank=rank, step=step, time=0.0, values=values))
 
 
-def size(message: Any) -> int:
-    return len(json.dumps(message, allow_nan=False))
+def news(feed: Feed) -> dict[str, Any]:
+    """Return the next update of a feed, which must have news."""
+    update = feed.update()
+    assert update is not None
+    return update
 
 
 def points(message: Any) -> int:

@@ -1,22 +1,34 @@
-"""A Ray cluster of two nodes on this machine, as a test or a benchmark uses it."""
+"""A Ray cluster of two nodes on this machine, as a test or a benchmark uses it, and the program that runs it.
+
+    python ray_clusters.py FOLDER
+
+The program prints the cluster's address, and runs the cluster until its standard input ends. A line ADD on standard
+input starts one more node, and is answered by ADDED.
+"""
 
 from __future__ import annotations
 
+import argparse
 import contextlib
+import ctypes
 import os
 import re
+import signal
+import socket
 import subprocess
 import sys
 import tempfile
-from typing import IO, TYPE_CHECKING
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
 
 import psutil
-
-from tests.support import ray_nodes
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
+PR_SET_PDEATHSIG = 1
+PORTS = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port")
+ADD, ADDED = "add", "added"
 ADDRESS = re.compile(r"[\d.]+:\d+$")
 
 
@@ -35,9 +47,9 @@ class RayCluster:
 
     def add_node(self) -> None:
         """Start one more node, and wait until Ray counts it."""
-        self._requests.write(f"{ray_nodes.ADD}\n")
+        self._requests.write(f"{ADD}\n")
         self._requests.flush()
-        assert any(line.strip() == ray_nodes.ADDED for line in self._answers), "the program of the cluster has ended"
+        assert any(line.strip() == ADDED for line in self._answers), "the program of the cluster has ended"
 
 
 @contextlib.contextmanager
@@ -50,7 +62,7 @@ def ray_cluster(without: Collection[str] = ()) -> Iterator[RayCluster]:
     """
     env = {name: value for name, value in os.environ.items() if name not in without}
     with tempfile.TemporaryDirectory(prefix="nlray", dir="/tmp") as folder:  # A socket's path is short.
-        command = [sys.executable, ray_nodes.__file__, folder]
+        command = [sys.executable, __file__, folder]
         with subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as program:
             assert program.stdin is not None
             assert program.stdout is not None
@@ -65,3 +77,71 @@ def ray_cluster(without: Collection[str] = ()) -> Iterator[RayCluster]:
         left = [process for process in psutil.process_iter(["cmdline"]) if folder in str(process.info["cmdline"])]
         for process in psutil.wait_procs(left, timeout=10)[1]:
             process.kill()
+
+
+# The program.
+
+
+def stand_in_for_dashboard() -> None:
+    """Be the agent of the dashboard that a raylet starts, without its many imports.
+
+    A raylet gives up if they take more than 15 s, as they do on a busy machine.
+    """
+    parser = argparse.ArgumentParser()
+    for name in ("node-id", "session-dir"):
+        parser.add_argument(f"--{name}")
+    options, _ = parser.parse_known_args()
+    for name in PORTS:
+        part = Path(options.session_dir, "part")
+        part.write_text("-1")
+        part.rename(Path(options.session_dir, f"{name}_{options.node_id}"))
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal.pause()
+
+
+def run_cluster(folder: str) -> None:
+    """Run the cluster, in a process that is nobody's child."""
+    if os.fork():
+        os._exit(0)
+    os.environ["RAY_TMPDIR"] = folder  # For everything: Cluster takes no temp_dir for its file of the address.
+    from ray._private import services
+    from ray.cluster_utils import Cluster
+
+    start = services.start_ray_process
+
+    def start_without_dashboard(command: list[str], *args: Any, **kwargs: Any) -> Any:
+        dashboard = str(Path(services.RAY_PATH, "dashboard", "agent.py"))
+        return start([word.replace(dashboard, __file__) for word in command], *args, **kwargs)
+
+    services.start_ray_process = start_without_dashboard
+    cluster = Cluster()
+    try:
+        for _ in range(2):
+            add_node(cluster)
+        cluster.wait_for_nodes(60)
+        print(cluster.address, flush=True)
+        for line in sys.stdin:
+            if line.strip() == ADD:
+                add_node(cluster, wait=True)
+                print(ADDED, flush=True)
+    finally:
+        cluster.shutdown()
+
+
+def add_node(cluster: Any, *, wait: bool = False) -> None:
+    """Start a node; with `wait`, return once Ray counts it."""
+    with socket.socket() as sock:  # A port that is given is not waited for.
+        sock.bind(("", 0))
+        port = sock.getsockname()[1]
+    cluster.add_node(
+        wait=wait,
+        include_dashboard=False,
+        runtime_env_agent_port=port,
+        num_cpus=4,
+        num_gpus=2,
+        object_store_memory=100 << 20,
+    )
+
+
+if __name__ == "__main__":
+    stand_in_for_dashboard() if len(sys.argv) > 2 else run_cluster(sys.argv[1])

@@ -14,7 +14,7 @@ from notebook_launcher.history.schema import RankFailure, RankPhases, RankSnapsh
 from notebook_launcher.history.summaries import measure_sync
 from notebook_launcher.widgets.monitor.feed import Feed
 from tests.support.console_cell import Cell
-from tests.support.made_up_run import Drawn, Reader, points
+from tests.support.made_up_run import Drawn, Reader, news, points
 
 if TYPE_CHECKING:
     from notebook_launcher.kernel.display.console import Console
@@ -111,8 +111,7 @@ def test_updates_add_up_to_a_reset() -> None:
         if step > 30:
             reader.report(step, late=1.0)
         reader.logs[step % 2] = reader.logs.get(step % 2, "") + f"step {step}\n"
-        update = feed.update()
-        assert update is not None
+        update = news(feed)
         assert points(update) <= 2
         drawn.add(update)
         for log in update["logs"]:
@@ -136,30 +135,31 @@ def test_logs_come_in_the_order_of_their_arrival_at_first_and_later() -> None:
     assert texts(feed.reset()) == [*expected, (2, "f\n"), (0, "g\n"), (2, "h\n")]
 
 
-def test_no_news_is_no_message_but_the_age_once_a_second() -> None:
-    reader = Reader()
+def test_age_memory_and_seconds_of_a_wait_are_sent_once_a_second_and_a_state_at_once() -> None:
+    reader = Reader(ranks=(RankSnapshot(rank=0, state="running", memory=1),))
     feed = Feed(reader)
     feed.reset()
     assert feed.update() is None
     reader.seconds += 0.3
-    assert feed.update() is None
-    reader.seconds += 0.8
-    update = feed.update()
-    assert update is not None
-    assert update.keys() == {"type", "run"}
-    assert update["run"]["seconds"] == pytest.approx(2.1)
-
-
-def test_memory_is_sent_once_a_second_and_a_state_at_once() -> None:
-    reader = Reader(ranks=(RankSnapshot(rank=0, state="running", memory=1),))
-    feed = Feed(reader)
-    feed.reset()
     reader.ranks = (RankSnapshot(rank=0, state="running", memory=2),)
     assert feed.update() is None
     reader.ranks = (RankSnapshot(rank=0, state="saving", memory=3),)
-    update = feed.update()
-    assert update is not None
-    assert [(rank["state"], rank["words"]["memory"]) for rank in update["ranks"]] == [("saving", "3 bytes")]
+    assert [(rank["state"], rank["words"]["memory"]) for rank in news(feed)["ranks"]] == [("saving", "3 bytes")]
+    reader.seconds += 0.8
+    update = news(feed)
+    assert update.keys() == {"type", "run"}
+    assert update["run"]["seconds"] == pytest.approx(2.1)
+
+    def waits(words: str, seconds: float) -> Any:
+        reader.fields = {"state": "waiting", "waiting": words}
+        reader.seconds += seconds
+        return feed.update()
+
+    run = waits("rank 0 has waited 10 s in barrier", 0.25)["run"]
+    assert (run["state"], run["waiting"]) == ("waiting", "rank 0 has waited 10 s in barrier")
+    assert waits("rank 0 has waited 11 s in barrier", 0.25) is None
+    assert waits("rank 0 has waited 11 s in barrier", 0.75)["run"]["waiting"] == "rank 0 has waited 11 s in barrier"
+    assert waits("", 0.25)["run"]["waiting"] == ""
 
 
 def test_names_and_texts_of_users_are_sent_unchanged() -> None:
@@ -179,9 +179,7 @@ def test_notices_are_in_the_next_message_and_in_every_reset() -> None:
     feed = Feed(Reader())
     feed.reset()
     feed.notice("saved")
-    update = feed.update()
-    assert update is not None
-    assert update["notices"] == ["saved"]
+    assert news(feed)["notices"] == ["saved"]
     assert feed.update() is None
     for count in range(100):
         feed.notice(str(count))
@@ -228,8 +226,7 @@ def test_settings_are_sent_when_they_change_and_each_change_once() -> None:
     change = RunChange(name="lr", before=0.1, after=0.05, update=7, step=6, time=2.5, source="monitor")
     reader.fields["changes"] = (change,)
     feed.answer("lr", "no")
-    update = feed.update()
-    assert update is not None
+    update = news(feed)
     assert [setting["text"] for setting in update["settings"]] == ["0.05"]
     assert update["changes"] == [{"name": "lr", "words": "lr 0.1 → 0.05", "who": "by the monitor after update 7"}]
     assert update["answers"] == [{"name": "lr", "problem": "no"}]
@@ -242,35 +239,13 @@ def test_settings_are_sent_when_they_change_and_each_change_once() -> None:
     assert (len(message["changes"]), message["findings"]) == (1, [found])
 
 
-def test_ranks_that_the_user_stopped_are_not_errors() -> None:
-    failures = (RankFailure(rank=0, summary="stopped"), RankFailure(rank=1, summary="ValueError: boom"))
-    ranks = (RankSnapshot(rank=0, state="stopped"), RankSnapshot(rank=1, state="failed"))
-    reader = Reader(ranks=ranks, fields={"failures": failures})
-    assert [error["who"] for error in Feed(reader).reset()["errors"]["culprits"]] == ["rank 1"]
-
-
-def test_later_error_is_sent_once() -> None:
-    reader = Reader()
+def test_error_is_sent_once_and_a_rank_that_the_user_stopped_is_none() -> None:
+    reader = Reader(ranks=(RankSnapshot(rank=0, state="stopped"), RankSnapshot(rank=1, state="failed")))
     feed = Feed(reader)
     feed.reset()
-    reader.fields["failures"] = (RankFailure(rank=0, summary="ValueError: boom", victim=True),)
-    update = feed.update()
-    assert update is not None
-    assert [error["summary"] for error in update["errors"]["victims"]] == ["ValueError: boom"]
+    failures = [RankFailure(rank=0, summary="stopped"), RankFailure(rank=1, summary="ValueError: boom", victim=True)]
+    reader.fields["failures"] = tuple(failures)
+    errors = news(feed)["errors"]
+    assert [(error["who"], error["summary"]) for error in errors["victims"]] == [("rank 1", "ValueError: boom")]
+    assert errors["culprits"] == []
     assert feed.update() is None
-
-
-def test_seconds_of_a_wait_are_sent_once_a_second() -> None:
-    reader = Reader()
-    feed = Feed(reader)
-    feed.reset()
-
-    def waits(words: str, at: float) -> Any:
-        reader.fields, reader.seconds = {"state": "waiting", "waiting": words}, at
-        return feed.update()
-
-    run = waits("rank 0 has waited 10 s in barrier", 1.25)["run"]
-    assert (run["state"], run["waiting"]) == ("waiting", "rank 0 has waited 10 s in barrier")
-    assert waits("rank 0 has waited 11 s in barrier", 1.5) is None
-    assert waits("rank 0 has waited 11 s in barrier", 2.25)["run"]["waiting"] == "rank 0 has waited 11 s in barrier"
-    assert waits("", 2.5)["run"]["waiting"] == ""

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.hosted import TRAIN, pause, served_page
-from tests.support.lab import needs_browser
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -40,7 +39,6 @@ def _(ConfigPanel, again, train):
 """
 
 
-@needs_browser
 @pytest.mark.skipif(importlib.util.find_spec("marimo") is None, reason="marimo is not installed")
 @pytest.mark.slow
 @pytest.mark.leaks("the server and the browser are ended at the end")

@@ -26,6 +26,9 @@ pytestmark = pytest.mark.usefixtures("small_machine")
         ("preemption_signal", 2, "SIGUSR1"),
         ("gradient_accumulation_steps", "1e3", 1000),
         ("num_processes", "2.0", 2),
+        ("mixed_precision", "bf16", "bf16"),
+        ("start_method", "spawn", "spawn"),
+        ("output", "none", "none"),
     ],
 )
 def test_field_sets_its_option(name, typed, value):
@@ -51,17 +54,6 @@ def test_notes_name_the_option_that_a_restart_or_a_signal_needs():
     assert "Sent by a cluster before" in note_of(panel, "preemption_signal")
     type_in(panel, "preemption_signal", 0)
     assert "SIGTERM. Sent by a cluster" in note_of(panel, "preemption_signal")
-
-
-@pytest.mark.parametrize(
-    ("name", "word", "value"),
-    [("mixed_precision", "bf16", "bf16"), ("start_method", "spawn", "spawn"), ("output", "none", "none")],
-)
-def test_segment_sets_its_option(name, word, value):
-    panel = ConfigPanel(train)
-    type_in(panel, name, word)
-    assert getattr(panel.config, name) == value
-    assert words_of(panel, name)[field(panel, name)["value"]] == word
 
 
 @pytest.mark.parametrize(

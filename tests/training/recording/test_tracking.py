@@ -24,12 +24,47 @@ from notebook_launcher.training.recording.tracker_classes import (
 )
 from notebook_launcher.training.recording.trackers import Trackers, filter_trackers, register_tracker_class
 from tests.support.checkpoints import small_files
-from tests.support.toy_trackers import Everywhere, Memory, lines_of
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.support.toy_training import Sessions
+
+
+class Memory(GeneralTracker):
+    """Remembers what it was told."""
+
+    name = "memory"
+    requires_logging_directory = False
+
+    def __init__(self, run_name: str = "", **kwargs: Any) -> None:
+        super().__init__()
+        self.told: list[Any] = [("made", run_name, kwargs)]
+
+    @property
+    def tracker(self) -> list[Any]:
+        return self.told
+
+    def start(self) -> None:
+        self.told.append("started")
+
+    def store_init_configuration(self, values: dict[str, Any]) -> None:
+        self.told.append(values)
+
+    def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+        self.told.append((values, step, kwargs))
+
+    def finish(self) -> None:
+        self.told.append("finished")
+
+
+class Everywhere(Memory):
+    name = "everywhere"
+    main_process_only = False
+
+
+def lines_of(folder: Path) -> list[Any]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text("utf-8").splitlines()]
 
 
 @pytest.fixture
