@@ -1,15 +1,19 @@
-"""State of a panel without its widgets: options of a launch, arguments of the function, and problems with both."""
+"""State of a panel without its widgets: options, arguments, problems with both, and code for the same launch."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import difflib
+import enum
 import hashlib
 import json
+import keyword
 import os
 import sys
 import threading
+import types
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.config import LaunchConfig, changed_options
@@ -19,25 +23,15 @@ from notebook_launcher.history import run_folders
 from notebook_launcher.history.folder_files import read_json
 from notebook_launcher.history.run_files import replace
 from notebook_launcher.kernel.calls import checks
+from notebook_launcher.kernel.launch import notebook_launch
 from notebook_launcher.kernel.plan import make_plan
 from notebook_launcher.machine import devices
 from notebook_launcher.widgets.launching import hardware, parameters
-from notebook_launcher.widgets.launching.call import Namer, call_code
-from notebook_launcher.widgets.launching.hardware import parameter_bytes, sharding_hint
-from notebook_launcher.widgets.launching.parameters import (
-    MISSING,
-    Arguments,
-    Parameter,
-    default_of,
-    is_literal,
-    signature_parameters,
-    takes_any_name,
-)
+from notebook_launcher.widgets.launching.parameters import MISSING, Parameter, default_of, is_literal
 from notebook_launcher.wording import is_secret, name_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from pathlib import Path
+    from collections.abc import Callable, Mapping, Sequence
 
     from notebook_launcher.kernel.plan import Plan
     from notebook_launcher.settings.training_settings import TrainingSettings
@@ -71,7 +65,7 @@ class LaunchState:
     def __init__(self, function: Any, config: LaunchConfig, arguments: Mapping[str, Any], holder: Any = None) -> None:
         self.function = function
         self.name = "" if function is None else name_of(function)
-        self.parameters: dict[str, Parameter] = {each.name: each for each in signature_parameters(function)}
+        self.parameters: dict[str, Parameter] = {each.name: each for each in parameters.signature_parameters(function)}
         self.mistakes: dict[str, str] = {}
         self.problems: dict[str, str] = {}
         self.plan: Plan | None = None
@@ -81,8 +75,8 @@ class LaunchState:
         """Called after each change."""
         self._holder = holder or self
         self._config = config
-        self._takes_any = takes_any_name(function)
-        self.arguments = Arguments(self._check_name, self._argument_changed)
+        self._takes_any = parameters.takes_any_name(function)
+        self.arguments = parameters.Arguments(self._check_name, self._argument_changed)
         self.arguments.replace(arguments)
 
     @property
@@ -123,7 +117,8 @@ class LaunchState:
         if self.plan is None or steps is None or {"shard", "gradient_accumulation_steps"} & set(self.problems):
             return ""
         values = [self.value_of(name) for name in {*self.parameters, *self.arguments}]
-        return sharding_hint(self.plan.num_processes, shard, steps, parameter_bytes(self.function, values))
+        num_bytes = hardware.parameter_bytes(self.function, values)
+        return hardware.sharding_hint(self.plan.num_processes, shard, steps, num_bytes)
 
     @property
     def training(self) -> TrainingSettings:
@@ -149,13 +144,10 @@ class LaunchState:
                     self._argument_changed(name)
                 return
             try:
-                config = dataclasses.replace(self.config, **{name: value})
+                self._config = dataclasses.replace(self.config, **{name: value})
+                self.mistakes.pop(name, None)  # The other fields keep theirs.
             except ConfigError as error:
                 self.mistakes[name] = "Tick a GPU, or choose CPU." if name == "devices" else str(error)
-                self.touch()
-                return
-            self.mistakes.pop(name, None)
-            self._config = config  # The other fields keep their mistakes.
             self.touch()
 
     def put_typed(self, key: str, text: str) -> None:
@@ -365,3 +357,123 @@ def _decode(parameter: Parameter, data: Any) -> Any:
     with contextlib.suppress(ValueError):
         return parameter.parse(data) if isinstance(data, str) and parameter.kind != "code" else MISSING
     return MISSING
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Code for the launch that a panel shows, to be copied; values that equal their defaults are left out.
+
+
+WIDTH = 96
+"""Characters of a line: as many as a cell of 1,000 pixels shows without scrolling."""
+
+
+class Namer:
+    """Finds names for objects in the user's cells, and notes the imports that the cells lack."""
+
+    def __init__(self, namespace: Mapping[str, Any], panel: Any) -> None:
+        self._namespace = dict(namespace)
+        self._panel = panel
+        self.imports: set[str] = set()
+        self.needs_a_panel = False
+        """True if the code refers to the panel, but no name of the user's cells holds the panel."""
+
+    def name_of(self, value: Any) -> str | None:
+        """Return a name whose value is this very object; None if there is none."""
+        own = getattr(value, "__name__", None)
+        if isinstance(own, str) and self._namespace.get(own) is value:
+            return own
+        if (name := self._held(value)) is not None:
+            return name
+        if isinstance(value, types.MethodType) and (owner := self.name_of(value.__self__)) is not None:
+            return f"{owner}.{value.__name__}"
+        home = getattr(value, "__module__", None)
+        if not isinstance(own, str) or not isinstance(home, str) or own in self._namespace:
+            return None
+        # The top level of the package comes first, if it offers the same object.
+        for module in (home.partition(".")[0], home):
+            if module in sys.modules and getattr(sys.modules[module], own, None) is value:
+                if module not in ("__main__", "builtins"):
+                    self.imports.add(f"from {module} import {own}")
+                return own
+        return None
+
+    def expression(self, value: Any, otherwise: str) -> str:
+        """Return code for a value; `otherwise` names the panel's attribute that holds it."""
+        if is_literal(value):
+            return literal(value)
+        if isinstance(value, PurePath):
+            self.imports |= set() if self._namespace.get("Path") is Path else {"from pathlib import Path"}
+            return f"Path({literal(str(value))})"
+        if isinstance(value, enum.Enum) and (cls := self.name_of(type(value))) is not None:
+            return f"{cls}.{value.name}"
+        if (name := self.name_of(value)) is not None:
+            return name
+        panel = self._held(self._panel)
+        self.needs_a_panel = panel is None
+        return f"{panel or 'panel'}.{otherwise}"
+
+    def _held(self, value: Any) -> str | None:
+        """Return the name of an object in the user's cells."""
+        fits = (name for name, held in self._namespace.items() if held is value and name.isidentifier())
+        return next((name for name in fits if not name.startswith("_") and not keyword.iskeyword(name)), None)
+
+
+def call_code(
+    function: Any, args: Mapping[str, Any], kwargs: Mapping[str, Any], options: Mapping[str, Any], namer: Namer
+) -> str:
+    """Return the call of `notebook_launch` with these options, and the imports that it needs; None: no function yet."""
+    given = dict(options)
+    parts = ["train" if function is None else namer.expression(function, "fn")]
+    if (num := given.pop("num_processes", None)) is not None:
+        parts.append(str(num))
+    items = {name: namer.expression(value, f"arguments[{literal(name)}]") for name, value in {**args, **kwargs}.items()}
+    if args:
+        parts.append(f"args=({', '.join(items[name] for name in args)}{',' * (len(args) == 1)})")
+    if kwargs:
+        named = [f"{literal(name)}: {items[name]}" for name in kwargs]
+        parts.append("kwargs=" + _bracketed("{", named, "}", indent=4))
+    setup, env = given.pop("setup", None), given.pop("env", {})
+    parts += [f"{name}={literal(_plain(value))}" for name, value in given.items()]
+    if env:
+        # The code of a panel is saved with its notebook.
+        hidden = {name for name, text in env.items() if is_secret(name, text)}
+        namer.imports |= {"import os"} if hidden else set()
+        items = {name: f"os.environ[{literal(name)}]" if name in hidden else literal(env[name]) for name in env}
+        parts.append(f"env={{{', '.join(f'{literal(name)}: {item}' for name, item in items.items())}}}")
+    if setup is not None:
+        parts.append(f"setup={namer.expression(setup, 'config.setup')}")
+    call = namer.name_of(notebook_launch) or "notebook_launch"
+    head = [*sorted(namer.imports), ""] if namer.imports else []
+    return "\n".join([*head, _bracketed(f"{call}(", parts, ")", indent=0)])
+
+
+def literal(value: Any) -> str:
+    """Return the value's literal, strings in double quotes."""
+    if isinstance(value, str) and value.isprintable():
+        return json.dumps(value, ensure_ascii=False)
+    if type(value) in (list, tuple) and len(value) != 1:
+        opening, closing = "[]" if isinstance(value, list) else "()"
+        return opening + ", ".join(map(literal, value)) + closing
+    if type(value) is dict:
+        return "{" + ", ".join(f"{literal(key)}: {literal(item)}" for key, item in value.items()) + "}"
+    return repr(value)
+
+
+def _plain(value: Any) -> Any:
+    """Return an option as it is written in code."""
+    if isinstance(value, tuple):
+        return list(value)
+    if dataclasses.is_dataclass(value):  # An engine.
+        return command_engines.write(value) or value  # type: ignore[arg-type]
+    return dict(value) if hasattr(value, "keys") else value
+
+
+def _bracketed(opening: str, parts: Sequence[str], closing: str, *, indent: int) -> str:
+    """Return the parts in one line, else in a line of their own, else one below the other."""
+    inside, pad = ", ".join(parts), " " * indent
+    if "\n" not in inside:
+        if indent + len(opening + inside + closing) <= WIDTH:
+            return opening + inside + closing
+        if not indent and 4 + len(inside) <= WIDTH:
+            return f"{opening}\n    {inside}\n{closing}"
+    return "\n".join([opening, *(f"{pad}    {part}," for part in parts), pad + closing])

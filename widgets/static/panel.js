@@ -1,6 +1,6 @@
 // The form that launches a function: an anywidget front end.
 //
-// Python sends all that is shown in two traits, `form` and `running` (widgets/panel/view.py and running.py), and this
+// Python sends all that is shown in two traits, `form` and `running` (widgets/panel/view.py and panel.py), and this
 // page sends what was typed and clicked. Text goes into text nodes only.
 
 import { button, h, make, show } from "./monitor/elements.js";
