@@ -199,7 +199,7 @@ def test_setting_that_is_switched_off_or_unknown_is_accepted(harmless: dict[str,
 
 def test_scaler_starts_with_the_scale_of_the_file():
     fp16 = {"enabled": True, "loss_scale": 0, "initial_scale_power": 8, "loss_scale_window": 50}
-    zero = settled(file_with(fp16=fp16))
+    zero: Any = settled(file_with(fp16=fp16))
     assert (zero.mixed_precision, zero.scaler.init_scale, zero.scaler.growth_interval) == ("fp16", 256.0, 50)
 
 

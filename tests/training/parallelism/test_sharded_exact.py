@@ -196,7 +196,7 @@ def test_replicas_are_reduced_at_the_end_of_a_window_alone(ranks, each, expected
 
 def train_in_order(order: str, settings: dict[str, Any]) -> list[torch.Tensor]:
     deepspeed = settings.get("deepspeed_plugin")
-    given = {} if deepspeed else {"gradient_accumulation_steps": 3, "max_grad_norm": 0.5}
+    given: dict[str, Any] = {} if deepspeed else {"gradient_accumulation_steps": 3, "max_grad_norm": 0.5}
     accelerator = Accelerator(cpu=True, **given, **settings)
     net: Any = make_model(seed=accelerator.process_index)  # of rank 0 alone the weights count
     plain: Any = torch.optim.AdamW(net.parameters(), lr=0.1)

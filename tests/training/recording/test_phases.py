@@ -167,7 +167,8 @@ def test_reported_number_of_steps_tells_what_part_of_the_run_is_done() -> None:
         for step in range(40):
             for _ in track(range(3), description="inside"):
                 pass
-            report(**({} if step else {"loss": 1.0}), total_steps=80)
+            metrics: dict[str, Any] = {} if step else {"loss": 1.0}
+            report(**metrics, total_steps=80)
 
     run = launch(loop_of_known_length, 1, output="none")
     run.result()
