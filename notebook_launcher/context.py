@@ -104,15 +104,8 @@ class RankContext:
         self.board[at] = activity
         return before
 
-    def waiting_peers(self) -> list[int]:
-        """Return the other ranks that mark themselves as WAITING."""
-        return self._peers_in(WAITING)
-
-    def ended_peers(self) -> list[int]:
-        """Return the other ranks of this machine whose function has returned."""
-        return self._peers_in(ENDED)
-
-    def _peers_in(self, activity: int) -> list[int]:
+    def peers_in(self, activity: int) -> list[int]:
+        """Return the other ranks of this machine that have marked this activity."""
         marks = self.board[board_layout.ACTIVITY : board_layout.ACTIVITY + self.num_processes]
         return [rank for rank, mark in enumerate(marks) if mark == activity and rank != self.rank]
 

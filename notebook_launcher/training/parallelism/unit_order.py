@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from notebook_launcher.context import RankContext, current
+from notebook_launcher.context import WAITING, RankContext, current
 from notebook_launcher.messaging.board_layout import COLLECTIVES, NUM_KEPT, ORDERS
 from notebook_launcher.training.accumulation.members import held_places, hold_zeros, parameter_groups, trained_places
 from notebook_launcher.training.process.arrivals import describe_ahead, find_ahead
@@ -119,7 +119,7 @@ class UnitOrder:
         context = self._context()
         if context and unit.group._all_gather_result is None and not unit.group.is_unsharded:  # noqa: SLF001 - as torch asks itself
             is_forward = torch._C._current_graph_task_id() == -1  # noqa: SLF001 - torch has no public name
-            waiting = set(context.waiting_peers() if is_forward else ()).intersection(self._peers)
+            waiting = set(context.peers_in(WAITING) if is_forward else ()).intersection(self._peers)
             if waiting and (ahead := find_ahead(waiting)):
                 raise RuntimeError(
                     f"{describe_ahead(ahead)}, and rank {context.rank} begins a forward of {class_name(unit.model)}, "

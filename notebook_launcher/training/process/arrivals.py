@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from notebook_launcher.context import WAITING, activity, call_id, current
+from notebook_launcher.context import ENDED, WAITING, activity, call_id, current
 from notebook_launcher.training.queued_work import mark_queued_work
 from notebook_launcher.training.user_warnings import warn_user
 from notebook_launcher.wording import rank_list
@@ -76,7 +76,7 @@ def meet(call: str, patience: float = math.inf) -> bool:
                 stack.enter_context(activity(WAITING))
                 is_marked = True
             waited = time.monotonic() - begin
-            has_ended = call == EVALUATION and context is not None and set(absent).issubset(context.ended_peers())
+            has_ended = call == EVALUATION and context is not None and set(absent).issubset(context.peers_in(ENDED))
             if has_ended or waited > patience:
                 return not has_ended
             if waited > CROSSED_AFTER:
@@ -102,7 +102,7 @@ def _key(call: str, what: int | str) -> str:
 
 def _refuse_crossing(call: str, absent: Iterable[int]) -> None:
     context = current()
-    ahead = find_ahead(set(absent).intersection([] if context is None else context.waiting_peers()))
+    ahead = find_ahead(set(absent).intersection([] if context is None else context.peers_in(WAITING)))
     if ahead:
         raise RuntimeError(
             f"rank {dist.get_rank()} waits in {call}, and {describe_ahead(ahead)}: they would wait for each other for "

@@ -361,12 +361,12 @@ def act_alone(act: str, peers: str) -> None:
 
 def wait_until_ahead(call: str) -> None:
     """Wait until rank 0 waits in a call."""
-    from notebook_launcher.context import current
+    from notebook_launcher.context import WAITING, current
     from notebook_launcher.training.process.arrivals import find_ahead
 
     context = current()
     assert context is not None
-    while find_ahead([0]) != {0: call} or context.waiting_peers() != [0]:
+    while find_ahead([0]) != {0: call} or context.peers_in(WAITING) != [0]:
         pass
 
 

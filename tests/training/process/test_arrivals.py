@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from notebook_launcher import RankFailedError, notebook_launch
-from notebook_launcher.context import current
+from notebook_launcher.context import WAITING, current
 from notebook_launcher.training.accelerator import Accelerator
 from notebook_launcher.training.process import arrivals
 
@@ -141,9 +141,9 @@ def test_rank_counts_as_waiting_once_its_gpu_waits_for_nobody_any_more(ranks: An
         context: Any = current()
         while not store.add(arrivals._key("wait_for_everyone", 1), 0):
             time.sleep(0.001)
-        seen = [context.waiting_peers() for _ in range(100)]
+        seen = [context.peers_in(WAITING) for _ in range(100)]
         store.set("the GPU is done", "1")
-        while not context.waiting_peers():
+        while not context.peers_in(WAITING):
             time.sleep(0.001)
         accelerator.wait_for_everyone()
         return seen
