@@ -88,21 +88,12 @@ class Preparation:
             return preparer.prepare_model(obj, device_placement=placed)
         if isinstance(obj, torch.optim.Optimizer):
             return preparer.prepare_optimizer(obj, device_placement=placed)
-        if (
-            isinstance(obj, torch.Tensor)
-            and obj.requires_grad
-            and obj.is_leaf
-            and self.settings.rules.sync_leaf_tensors
-        ):
+        is_trained_leaf = isinstance(obj, torch.Tensor) and obj.requires_grad and obj.is_leaf
+        if is_trained_leaf and self.settings.rules.sync_leaf_tensors:
             return self._prepare_leaf(obj, self.settings.device_placement if placed is None else placed)
         return obj
 
-    def prepare_model(
-        self,
-        model: Any,
-        device_placement: bool | None = None,
-        evaluation_mode: bool = False,
-    ) -> Any:
+    def prepare_model(self, model: Any, device_placement: bool | None = None, evaluation_mode: bool = False) -> Any:
         """Carry out `Accelerator.prepare_model`."""
         known = self.prepared.find(model)
         if known is not None:
@@ -226,7 +217,27 @@ class Preparation:
         place = self.settings.device_placement if device_placement is None else device_placement
         prepared = self._loader_shared_out_before(data_loader, place)
         if prepared is None:
-            prepared = self._share_out(data_loader, place, slice_fn_for_dispatch)
+            config, rules, layout = self.settings.loaders, self.settings.rules, self.sharding.layout
+            prepared = prepare_data_loader(
+                data_loader,
+                self.process.device,
+                layout.num_data_ranks,
+                layout.data_rank,
+                put_on_device=place,
+                split_batches=config.split_batches,
+                dispatch_batches=self._dispatches(),
+                even_batches=config.even_batches,
+                uneven=config.uneven or ("weigh" if rules.weigh_uneven else "leave"),
+                slice_fn_for_dispatch=slice_fn_for_dispatch,
+                rng_types=self.settings.rng_types,
+                use_seedable_sampler=config.use_seedable_sampler,
+                data_seed=config.data_seed,
+                non_blocking=config.non_blocking,
+                use_stateful_dataloader=config.use_stateful_dataloader,
+                check_ranks=rules.guards,
+                keeps_shares=rules.keeps_shares,
+                stack=self.gradient_state.active_loaders,
+            )
         # In `compat`, several states share the loaders, and the one that had them may be gone.
         prepared.active_loaders.belong_to(self.gradient_state)
         self.prepared.loaders.append(prepared)
@@ -261,29 +272,6 @@ class Preparation:
                 "ranks of a group need the same one. Write DataLoaderConfiguration(dispatch_batches=False)."
             )
         return False
-
-    def _share_out(self, data_loader: Any, place: bool, slice_fn: Callable[..., Any] | None) -> Any:
-        config, layout = self.settings.loaders, self.sharding.layout
-        return prepare_data_loader(
-            data_loader,
-            self.process.device,
-            layout.num_data_ranks,
-            layout.data_rank,
-            put_on_device=place,
-            split_batches=config.split_batches,
-            dispatch_batches=self._dispatches(),
-            even_batches=config.even_batches,
-            uneven=config.uneven or ("weigh" if self.settings.rules.weigh_uneven else "leave"),
-            slice_fn_for_dispatch=slice_fn,
-            rng_types=self.settings.rng_types,
-            use_seedable_sampler=config.use_seedable_sampler,
-            data_seed=config.data_seed,
-            non_blocking=config.non_blocking,
-            use_stateful_dataloader=config.use_stateful_dataloader,
-            check_ranks=self.settings.rules.guards,
-            keeps_shares=self.settings.rules.keeps_shares,
-            stack=self.gradient_state.active_loaders,
-        )
 
 
 # --------------------------------------------------------------------------------------------------------------------

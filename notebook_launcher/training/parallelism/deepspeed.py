@@ -108,12 +108,12 @@ class DeepSpeedPlugin:
         """All settings by DeepSpeed's names; they may be changed until `Accelerator(...)` reads them."""
         if self.enable_msamp:
             raise ValueError("enable_msamp=True: fp8 by MS-AMP has no counterpart. Use mixed_precision='bf16'.")
-        self._check_offloads()
-        if (
-            from_file
-            and value_at(self.deepspeed_config, ARGUMENTS["zero_stage"].key) is None
-            and self.zero_stage is None
-        ):
+        for name in ("offload_optimizer_nvme_path", "offload_param_nvme_path"):
+            path = getattr(self, name) or os.environ.get(PREFIX + name.upper(), "none")
+            if path != "none":
+                raise ValueError(f"{name}={path!r}: {NO_NVME}")
+        in_file = value_at(self.deepspeed_config, ARGUMENTS["zero_stage"].key)
+        if from_file and in_file is None and self.zero_stage is None:
             raise ValueError(
                 f"{_name_of(self.hf_ds_config)} has no zero_optimization.stage. Add "
                 '`"zero_optimization": {"stage": 2}`, or pass DeepSpeedPlugin(zero_stage=2).'
@@ -178,12 +178,6 @@ class DeepSpeedPlugin:
             value = _from_environment(name, row)
         setattr(self, name, value)
         _write(self.deepspeed_config, row.key, value)
-
-    def _check_offloads(self) -> None:
-        for name in ("offload_optimizer_nvme_path", "offload_param_nvme_path"):
-            path = getattr(self, name) or os.environ.get(PREFIX + name.upper(), "none")
-            if path != "none":
-                raise ValueError(f"{name}={path!r}: {NO_NVME}")
 
 
 def deepspeed_is_asked_for() -> bool:
@@ -309,9 +303,7 @@ KEYS: Mapping[str, str | Refusal] = {
     "prescale_gradients": Refusal("Gradients are averaged exactly. Leave it out"),
     "progressive_layer_drop": Refusal(IN_CODE),
     "quantize_training": Refusal(f"{IN_CODE} with torchao"),
-    "sequence_parallel_size": Refusal(
-        "Sequence parallelism has no counterpart. Use activation checkpointing", harmless=1
-    ),
+    "sequence_parallel_size": Refusal("Sequence parallelism has no counterpart. Use activation checkpointing", 1),
     "sparse_attention": Refusal(f"{IN_CODE} with torch.nn.attention.flex_attention"),
     "sparse_gradients": Refusal("Use torch.nn.Embedding(sparse=False), which is the default"),
     "tensor_parallel": Refusal("Use ParallelismConfig(tp_size=...) beside the plugin", harmless={"autotp_size": 0}),

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from notebook_launcher.settings.option_checks import whole_number
 from notebook_launcher.wording import read_bool, unknown
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 PREFIX = "FSDP_"
 STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
@@ -93,8 +90,15 @@ class FullyShardedDataParallelPlugin:
         """The settings that were given and have no effect."""
         self.fsdp_version = int(self._given("fsdp_version", "VERSION") or 2)
         self._settle_strategy()
-        self.cpu_offload = self._offload()
-        self.auto_wrap_policy = self._wrap_policy()
+        offload = self._given("cpu_offload", "OFFLOAD_PARAMS")
+        if not (offload is None or isinstance(offload, (bool, str))):
+            # Torch's CPUOffloadPolicy of FSDP2, or CPUOffload of FSDP1; its OffloadPolicy means no offload.
+            offload = bool(getattr(offload, "offload_params", type(offload).__name__ == "CPUOffloadPolicy"))
+        self.cpu_offload = _switch("cpu_offload", offload)
+        policy = self._given("auto_wrap_policy")
+        if isinstance(policy, str):
+            policy = _choice("auto_wrap_policy", policy, WRAP_POLICIES)
+        self.auto_wrap_policy = policy
         self.transformer_cls_names_to_wrap = _names(
             self._given("transformer_cls_names_to_wrap", "TRANSFORMER_CLS_TO_WRAP")
         )
@@ -131,17 +135,6 @@ class FullyShardedDataParallelPlugin:
         self.sharding_strategy = None if strategy is None else _strategy(strategy)
         by_strategy = self.sharding_strategy not in ("SHARD_GRAD_OP", "HYBRID_SHARD_ZERO2")
         self.reshard_after_forward = by_strategy if reshard is None else str(reshard).lower() == "true"
-
-    def _offload(self) -> bool:
-        value = self._given("cpu_offload", "OFFLOAD_PARAMS")
-        if value is None or isinstance(value, (bool, str)):
-            return _switch("cpu_offload", value)
-        # Torch's CPUOffloadPolicy of FSDP2, or CPUOffload of FSDP1; its OffloadPolicy means no offload.
-        return bool(getattr(value, "offload_params", type(value).__name__ == "CPUOffloadPolicy"))
-
-    def _wrap_policy(self) -> Any:
-        policy = self._given("auto_wrap_policy")
-        return _choice("auto_wrap_policy", policy, WRAP_POLICIES) if isinstance(policy, str) else policy
 
     @property
     def checkpoint_layout(self) -> str | None:
@@ -233,7 +226,7 @@ def _precision_policy(value: Any) -> Any:
         return MixedPrecisionPolicy(param_dtype=dtypes[value], reduce_dtype=torch.float32, output_dtype=torch.float32)
     if not isinstance(value, dict):
         # FSDP1's record has the same names, and buffer_dtype.
-        names: Iterable[str] = ("param_dtype", "reduce_dtype", "output_dtype", "cast_forward_inputs")
+        names = ("param_dtype", "reduce_dtype", "output_dtype", "cast_forward_inputs")
         value = {name: getattr(value, name) for name in names if hasattr(value, name)}
     if not value:
         raise ValueError(

@@ -301,17 +301,12 @@ class Replacements:
                 group["params"][at] = after
                 if before in state:
                     state[after] = _spread(state.pop(before), before, after)
-            _step_one_by_one_if_mixed(group)
+            kinds = {is_spread(parameter) for parameter in group["params"]}
+            if len(kinds) > 1 and group.get("foreach", False) is None and not group.get("fused"):
+                group["foreach"] = False  # Torch's multi-tensor functions refuse whole and sharded ones together.
 
     def __reduce__(self) -> tuple[type[Replacements], tuple[()]]:
         return Replacements, ()  # Ids of another process.
-
-
-def _step_one_by_one_if_mixed(group: dict[str, Any]) -> None:
-    """Let a group with whole and sharded parameters step without torch's multi-tensor functions, which refuse both."""
-    kinds = {is_spread(parameter) for parameter in group["params"]}
-    if len(kinds) > 1 and group.get("foreach", False) is None and not group.get("fused"):
-        group["foreach"] = False
 
 
 def _spread(state: Mapping[str, Any], before: torch.Tensor, after: Any) -> dict[str, Any]:

@@ -60,7 +60,15 @@ def apply_plan(
     if any(is_spread(parameter) for parameter in model.parameters()):
         return
     size = mesh.size()
-    chosen = _expand(model, _plan_of(model) if plan is None else plan)
+    if plan is None:
+        plan = getattr(model, "tp_plan", None) or getattr(model, "_tp_plan", None)
+        if not plan:
+            raise ValueError(
+                f"tp_size: {type(model).__name__} has no plan for tensor parallelism. Models of transformers have one "
+                'as `tp_plan`; for others write ParallelismConfig(tp_size=..., tp_plan={"layers.*.up": "colwise", '
+                '"layers.*.down": "rowwise"}).'
+            )
+    chosen = _expand(model, plan)
     _check_heads(model, chosen, size)
     found: dict[int, list[Place]] = {}
     for module, name, parameter in places_of(model):
@@ -88,17 +96,6 @@ def share_generators(group: Any) -> None:
     if by_device is not None:
         torch.cuda.set_rng_state(by_device[states[0]["torch_cuda_device"]])
     restore_rng_states(states[0])
-
-
-def _plan_of(model: torch.nn.Module) -> Mapping[str, Any]:
-    found: Any = getattr(model, "tp_plan", None) or getattr(model, "_tp_plan", None)
-    if not found:
-        raise ValueError(
-            f"tp_size: {type(model).__name__} has no plan for tensor parallelism. Models of transformers have one as "
-            '`tp_plan`; for others write ParallelismConfig(tp_size=..., tp_plan={"layers.*.up": "colwise", '
-            '"layers.*.down": "rowwise"}).'
-        )
-    return dict(found)
 
 
 def _expand(model: torch.nn.Module, plan: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
@@ -83,8 +82,8 @@ def resolve_zero(
     plugin: DeepSpeedPlugin,
     *,
     num_ranks: int,
-    given: Mapping[str, Given] = MappingProxyType({}),
-    scaler: GradScalerKwargs | None = None,
+    given: Mapping[str, Given],
+    scaler: GradScalerKwargs | None,
 ) -> ZeroSettings:
     """Return the resolved settings for this number of ranks.
 
@@ -99,11 +98,8 @@ def resolve_zero(
             values.
     """
     plugin.check()
-    steps = _agree(
-        "gradient_accumulation_steps",
-        _number(plugin, "gradient_accumulation_steps"),
-        given.get("gradient_accumulation_steps"),
-    )
+    key = "gradient_accumulation_steps"
+    steps = _agree(key, _number(plugin, key), given.get(key))
     settled_steps, micro = _settle_batches(plugin, None if steps is None else int(steps), num_ranks)
     norm = _agree("gradient_clipping", _number(plugin, "gradient_clipping"), given.get("max_grad_norm"))
     return ZeroSettings(
