@@ -17,7 +17,7 @@ from notebook_launcher.settings.changes import ACCELERATOR_SETTINGS
 from notebook_launcher.wording import WHOLE_RUN, shape_of, type_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from notebook_launcher.context import RankContext
 
@@ -92,30 +92,22 @@ def send_values(values: Mapping[str, Any], *, step: int | None = None) -> None:
 
 
 def report_pictures(pictures: Mapping[str, tuple[str, bytes]], *, step: int | None = None) -> None:
-    """Send pictures of `encode_pictures` to the run, if there is one."""
+    """Send pictures of `encode_pictures`, or a table as CSV, to the run, if there is one."""
     context = current()
     if context is not None:
         _send_pictures(context, pictures, updates_so_far() if step is None else step)
         step_boundary()
 
 
-def encode_pictures(values: Mapping[str, Any], *, call: str) -> dict[str, tuple[str, bytes]]:
-    """Return the type and the bytes of each picture.
-
-    Args:
-        values: By name, each a picture as `report` takes it.
-        call: The function that the user called.
-
-    Raises:
-        TypeError: A value is not a picture.
-    """
+def encode_pictures(values: Mapping[str, Any]) -> dict[str, tuple[str, bytes]]:
+    """Return the type and the bytes of each picture; raise `TypeError` for what is none."""
     encoded = {}
     for name, value in values.items():
         picture = _picture(value)
         if picture is None:
             raise TypeError(
-                f"{call}({{{name!r}: {_shown(value)}}}): this is not an image. Pass an array or tensor with 1, 3 or 4 "
-                "channels, such as x[..., None], an image of Pillow, or a figure."
+                f"log_images({{{name!r}: {_shown(value)}}}): this is not an image. Pass an array or tensor with 1, 3 "
+                "or 4 channels, such as x[..., None], an image of Pillow, or a figure."
             )
         encoded[name] = picture
     return encoded
@@ -135,12 +127,6 @@ def updates_so_far() -> int | None:
     if context is None:
         return None
     return context.num_loaded if context.safepoint is None else context.safepoint.last_update
-
-
-def report_table(name: str, to_csv: Callable[[], bytes], *, step: int | None = None) -> None:
-    """Send a table to the run, if there is one; `to_csv` returns it."""
-    if current() is not None:
-        report_pictures({name: ("text/csv", to_csv())}, step=step)
 
 
 def _picture(value: Any) -> tuple[str, bytes] | None:

@@ -18,7 +18,7 @@ import functools
 import itertools
 import math
 import time
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
 
@@ -27,7 +27,7 @@ from notebook_launcher.messaging import messages
 from notebook_launcher.training.queued_work import mark_queued_work
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
 Phase = Literal["data", "forward", "backward", "sync", "step"]
 
@@ -164,7 +164,9 @@ class PhaseClock:
         for phase, begin, end in zip(phases, begins, ends, strict=True):
             sums[phase] += end - begin
         found = collections.Counter(phases)
-        newest = _newest_spans(phases, begins, ends)
+        marks = zip(reversed(phases), reversed(begins), reversed(ends), strict=True)
+        spans = ((phase, begin, end - begin) for phase, begin, end in marks if phase is not None)
+        newest: list[tuple[str, float, float]] = [*itertools.islice(spans, MAX_RECORD_SPANS)][::-1]
         return {phase: sums[phase] for phase in PHASES}, {phase: found[phase] for phase in PHASES}, newest
 
     def _take(self) -> tuple[list[Phase | None], list[float]]:
@@ -182,17 +184,6 @@ class PhaseClock:
                 phases.append(phase)
                 ends.append(end)
         return phases, ends
-
-
-def _newest_spans(
-    phases: Sequence[Phase | None], begins: Sequence[float], ends: Sequence[float]
-) -> list[tuple[str, float, float]]:
-    """Return phase, begin and duration of the last spans that belong to a phase, the oldest first."""
-    marks = zip(reversed(phases), reversed(begins), reversed(ends), strict=True)
-    spans: Iterator[tuple[str, float, float]] = (
-        (phase, begin, end - begin) for phase, begin, end in marks if phase is not None
-    )
-    return list(itertools.islice(spans, MAX_RECORD_SPANS))[::-1]
 
 
 def make_clock() -> PhaseClock | None:
@@ -225,16 +216,9 @@ MAX_PENDING = 4096
 """Marks that wait for the device; beyond them the program's own times are taken."""
 
 
-class DeviceMoment(Protocol):
-    """A moment of a device, queued behind its work, such as a `torch.cuda.Event` that was recorded."""
-
-    def query(self) -> bool:
-        """Return True if the device has passed it."""
-        ...
-
-    def elapsed_time(self, end: Any) -> float:
-        """Return the milliseconds from here to a later moment; the device must have passed both."""
-        ...
+DeviceMoment: TypeAlias = Any
+"""A moment of a device, queued behind its work, such as a `torch.cuda.Event` that was recorded: `query()` returns True
+if the device has passed it, and `elapsed_time(later)` the milliseconds to a later one, once it has passed both."""
 
 
 class DevicePhaseClock(PhaseClock):
@@ -360,35 +344,27 @@ def _count_passed(moments: Sequence[DeviceMoment | None]) -> int:
     On several streams the order may be another; of a pair of moments that are not both passed no time is known.
     """
     queued = [(mark, moment) for mark, moment in enumerate(moments) if moment is not None]
-    num_passed = bisect.bisect_left(queued, True, key=lambda entry: not _has_passed(entry[1]))
+    num_passed = bisect.bisect_left(queued, True, key=lambda entry: not _has_passed(entry[1], if_dead=True))
     return queued[num_passed][0] if num_passed < len(queued) else len(moments)
 
 
-def _has_passed(moment: DeviceMoment) -> bool:
+def _has_passed(moment: DeviceMoment, *, if_dead: bool) -> bool:
     try:
-        return moment.query()
+        return bool(moment.query())
     except RuntimeError:  # The context is dead: nothing will be measured any more.
-        return True
+        return if_dead
 
 
 def _arrived(weight: Any, end: DeviceMoment | None) -> float:
     """Return the weight of a window that ended at a moment; 0 where it did not come from the device, or cannot be."""
-    if isinstance(weight, torch.Tensor) and not _is_behind(end):
+    if isinstance(weight, torch.Tensor) and (end is None or not _has_passed(end, if_dead=False)):
         return 0.0
     number = float(weight)
     return number if math.isfinite(number) else 0.0
 
 
-def _is_behind(moment: DeviceMoment | None) -> bool:
-    """Return True if the device lives and has carried out all work that was queued before a moment."""
-    try:
-        return moment is not None and moment.query()
-    except RuntimeError:
-        return False
-
-
 def _seconds(start: DeviceMoment, end: DeviceMoment) -> float:
     try:
-        return max(0.0, start.elapsed_time(end) / 1000)
+        return max(0.0, float(start.elapsed_time(end)) / 1000)
     except RuntimeError:  # The context is dead, or the moments are of two devices.
         return 0.0

@@ -75,7 +75,7 @@ class BlankTracker(GeneralTracker):
     def __getattr__(self, name: str) -> Callable[..., None]:
         if name.startswith("_"):  # What copying, pickling and displaying look for.
             raise AttributeError(name)
-        return _do_nothing
+        return lambda *_, **__: None
 
 
 def as_number(value: Any) -> float | None:
@@ -86,10 +86,6 @@ def as_number(value: Any) -> float | None:
         return float(value.item() if callable(getattr(value, "item", None)) else value)
     except (TypeError, ValueError, RuntimeError, OverflowError):
         return None
-
-
-def _do_nothing(*_: Any, **__: Any) -> None:
-    pass
 
 
 class JSONLinesTracker(GeneralTracker):

@@ -166,10 +166,7 @@ class Trackers:
         return BlankTracker()
 
     def log(
-        self,
-        values: dict[str, Any],
-        step: int | None = None,
-        log_kwargs: Mapping[str, Mapping[str, Any]] | None = None,
+        self, values: dict[str, Any], step: int | None = None, log_kwargs: Mapping[str, Mapping[str, Any]] | None = None
     ) -> None:
         """Log metrics to every tracker that runs on this process, and the numbers among them to the live run.
 
@@ -195,7 +192,7 @@ class Trackers:
             for name, images in listed.items()
             for number, image in enumerate(images)
         }
-        pictures = reporting.encode_pictures(named, call="log_images")  # Checked before the first tracker.
+        pictures = reporting.encode_pictures(named)  # Checked before the first tracker.
         for tracker in self.trackers:
             if (log_images := getattr(tracker, "log_images", None)) is not None:
                 log_images(_stacked(listed) if isinstance(tracker, TensorBoardTracker) else listed, step=step)
@@ -215,8 +212,8 @@ class Trackers:
         for tracker in self.trackers:
             if (log_table := getattr(tracker, "log_table", None)) is not None:
                 log_table(table_name, columns=columns, data=data, dataframe=dataframe, step=step)
-        if self._is_main:
-            reporting.report_table(table_name, table.to_bounded_csv, step=step)
+        if self._is_main and context.current() is not None:
+            reporting.report_pictures({table_name: ("text/csv", table.to_bounded_csv())}, step=step)
 
     def _numbers(self, values: Mapping[str, Any]) -> dict[str, float]:
         """Return the numbers that the run logs, the user's own first."""
