@@ -57,16 +57,8 @@ def notebook_launcher(
         ChildFailedError: A process failed; the message has its traceback, and the cause is the exception itself.
         ValueError: `num_processes` was left out, there is more than one node, or the environment asks for a TPU.
     """
-    del (
-        use_port,
-        master_addr,
-        rdzv_backend,
-        rdzv_endpoint,
-        rdzv_conf,
-        rdzv_id,
-        monitor_interval,
-        log_line_prefix_template,
-    )
+    del use_port, master_addr, monitor_interval, log_line_prefix_template
+    del rdzv_backend, rdzv_endpoint, rdzv_conf, rdzv_id
     if os.environ.get("PJRT_DEVICE") == "TPU" or "TPU_NAME" in os.environ:
         raise ValueError(
             "TPUs are not supported (PJRT_DEVICE or TPU_NAME asks for one): ranks compute on CPUs and NVIDIA GPUs. Use "

@@ -82,13 +82,7 @@ LOAD_KEYWORDS = (
 )
 """What `load_state` takes for `load_state_dict`, and what Accelerate's passes on to DeepSpeed's `load_checkpoint`."""
 
-HANDLERS = (
-    AutocastKwargs,
-    DistributedDataParallelKwargs,
-    GradScalerKwargs,
-    InitProcessGroupKwargs,
-    ProfileKwargs,
-)
+HANDLERS = (AutocastKwargs, DistributedDataParallelKwargs, GradScalerKwargs, InitProcessGroupKwargs, ProfileKwargs)
 UNSUPPORTED_ARGUMENTS = {
     "deepspeed_plugins": "one DeepSpeedPlugin serves all models: pass it as deepspeed_plugin=.",
     "torch_tp_plugin": "pass parallelism_config=ParallelismConfig(tp_size=2), for 2 ranks that share a layer.",
@@ -438,12 +432,7 @@ class Accelerator:
         """
         return self._preparation.prepare(*args, preparer=self, device_placement=device_placement)
 
-    def prepare_model(
-        self,
-        model: Any,
-        device_placement: bool | None = None,
-        evaluation_mode: bool = False,
-    ) -> Any:
+    def prepare_model(self, model: Any, device_placement: bool | None = None, evaluation_mode: bool = False) -> Any:
         """Move a model to the device, let it compute in mixed precision and synchronise its gradients.
 
         Args:
@@ -590,9 +579,7 @@ class Accelerator:
         return precision.autocast(self.device, self.mixed_precision if self.native_amp else "no", kwargs)
 
     def join_uneven_inputs(
-        self,
-        joinables: list[Any],
-        even_batches: bool | None = None,
+        self, joinables: list[Any], even_batches: bool | None = None
     ) -> AbstractContextManager[None]:
         """Let ranks with more batches continue after others have run out (torch's `Join`).
 
@@ -625,12 +612,7 @@ class Accelerator:
         """Compare accumulated gradients with the gradients of the full batch; see `verify.check_accumulation`."""
         return check_accumulation(self, model, batches, loss_function, **options)
 
-    def unwrap_model(
-        self,
-        model: Any,
-        keep_fp32_wrapper: bool = True,
-        keep_torch_compile: bool = True,
-    ) -> Any:
+    def unwrap_model(self, model: Any, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = True) -> Any:
         """Return the model that `prepare` was given.
 
         Args:
@@ -723,11 +705,7 @@ class Accelerator:
         """Print on each machine's first rank."""
         self.state.print(*args, **kwargs)
 
-    def split_between_processes(
-        self,
-        inputs: Any,
-        apply_padding: bool = False,
-    ) -> AbstractContextManager[Any]:
+    def split_between_processes(self, inputs: Any, apply_padding: bool = False) -> AbstractContextManager[Any]:
         """Give each rank its part of a list, tuple, dictionary or tensor, as `with ... as part:`."""
         return self.state.split_between_processes(inputs, apply_padding=apply_padding)
 
@@ -766,13 +744,7 @@ class Accelerator:
         """Return the `"sum"`, `"mean"` or `"max"` over ranks, times `scale`, on every rank."""
         return operations.reduce(tensor, reduction=reduction, scale=scale)
 
-    def pad_across_processes(
-        self,
-        tensor: Any,
-        dim: int = 0,
-        pad_index: int = 0,
-        pad_first: bool = False,
-    ) -> Any:
+    def pad_across_processes(self, tensor: Any, dim: int = 0, pad_index: int = 0, pad_first: bool = False) -> Any:
         """Pad dimension `dim` to the longest of all ranks with `pad_index`, so that `gather` can be called."""
         return operations.pad_across_processes(tensor, dim=dim, pad_index=pad_index, pad_first=pad_first)
 
