@@ -8,12 +8,7 @@ import random
 import pytest
 
 from notebook_launcher.history.curves import MAX_CURVES, MAX_POINTS, Curve, Curves
-from notebook_launcher.history.schema import (
-    MetricPoint,
-    PhaseSpan,
-    RankPhases,
-    RunMetrics,
-)
+from notebook_launcher.history.schema import MetricPoint, PhaseSpan, RankPhases, RunMetrics
 
 SLACK = 8
 """Points that a curve may hold beyond `MAX_POINTS`: the extremes of what has not been put away yet."""
@@ -30,18 +25,15 @@ def grown(num_points: int, value=math.sin) -> Curve:
     return curve
 
 
-@pytest.mark.parametrize("num_points", [0, 1, 2, MAX_POINTS])
-def test_short_curve_keeps_every_point(num_points):
-    assert grown(num_points).points() == [(step, math.sin(step)) for step in range(num_points)]
-
-
-@pytest.mark.parametrize("num_points", [MAX_POINTS + 1, 33_333])
-def test_long_curve_is_bounded_and_keeps_its_order(num_points):
-    curve = grown(num_points)
-    steps = [step for step, _ in curve.points()]
-    assert MAX_POINTS / 4 < len(steps) <= MAX_POINTS + SLACK
-    assert steps == sorted(set(steps))
-    assert (steps[-1], curve.count) == (num_points - 1, num_points)
+def test_short_curve_keeps_every_point_and_a_long_one_is_bounded_and_keeps_its_order():
+    for num_points in (0, 1, 2, MAX_POINTS):
+        assert grown(num_points).points() == [(step, math.sin(step)) for step in range(num_points)]
+    for num_points in (MAX_POINTS + 1, 33_333):
+        curve = grown(num_points)
+        steps = [step for step, _ in curve.points()]
+        assert MAX_POINTS / 4 < len(steps) <= MAX_POINTS + SLACK
+        assert steps == sorted(set(steps))
+        assert (steps[-1], curve.count) == (num_points - 1, num_points)
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -73,18 +65,6 @@ def test_batches_and_single_points_give_the_same_curve(seed):
         batched.extend([(step, value, 0.0) for step, value in enumerate(values)][at:end])
         at = end
     assert (batched.points(), batched.count, batched.stride) == (single.points(), len(values), single.stride)
-
-
-def test_points_are_sorted_into_curves_by_metric_and_rank():
-    curves = Curves()
-    curves.fold([point(0, 5, loss=1.0, lr=0.1), point(1, 5, loss=2.0), point(0, 6, loss=0.5)])
-    assert curves.names == ["loss", "lr"]
-    assert len(curves) == 2
-    assert "loss" in curves
-    assert "nothing" not in curves
-    assert curves["loss"][0].points() == [(5, 1.0), (6, 0.5)]
-    assert curves["loss"][1].points() == [(5, 2.0)]
-    assert list(curves["lr"]) == [0]
 
 
 def test_values_beyond_the_most_curves_are_counted_and_left_out():

@@ -103,9 +103,6 @@ def test_endless_log_keeps_its_beginning_and_its_end(num_writes, run_folder):
     assert "[534 kB not recorded here]" in text
 
 
-# Making room.
-
-
 def numbers(home: Path) -> list[int]:
     return [int(name.split("-")[1]) for name in run_folders.list_ids(home)]
 
@@ -147,9 +144,6 @@ def test_prune_removes_only_files_of_runs(tmp_path):
     assert (tmp_path / "a-file").exists()
 
 
-# Who writes.
-
-
 def test_process_is_alive_until_it_ends_reaped_or_not():
     program = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     owner = {**run_folders.identify(), "pid": program.pid, "start": run_folders.start_of(program.pid)}
@@ -160,6 +154,7 @@ def test_process_is_alive_until_it_ends_reaped_or_not():
     assert not run_folders.is_alive(owner, age=0), "a zombie writes nothing"
     program.communicate()
     assert not run_folders.is_alive(owner, age=0)
+    assert not any(run_folders.is_alive(invalid, age=math.inf) for invalid in (None, [], {}, "kernel"))
 
 
 @pytest.mark.parametrize("other", [{"boot": "another"}, {"pid_namespace": "pid:[1]"}])
@@ -167,14 +162,6 @@ def test_owner_on_another_machine_is_alive_while_it_writes(other):
     owner = {**run_folders.identify(), **other}
     assert run_folders.is_alive(owner, age=1)
     assert not run_folders.is_alive(owner, age=run_folders.SILENCE + 1)
-
-
-@pytest.mark.parametrize("owner", [None, [], {}, "kernel"])
-def test_invalid_owner_is_not_alive(owner):
-    assert not run_folders.is_alive(owner, age=math.inf)
-
-
-# The order of output.
 
 
 def speak_in_turns(num: int) -> None:
@@ -203,33 +190,22 @@ def test_recorded_run_shows_the_output_of_all_ranks_in_the_order_of_arrival(tmp_
     assert Feed(recorded).reset()["logs"] == Feed(run).reset()["logs"]
 
 
-def test_piece_that_grows_between_two_writes_stays_one(tmp_path: Path) -> None:
-    file, reader = LogOrderFile(tmp_path), Order()
-    given: Any = reader
+def test_order_keeps_a_growing_piece_as_one_and_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader: Any = Order()
+    file = LogOrderFile(tmp_path)
     for reader.pieces in ([(0, 5)], [(0, 9)], [(0, 9)], [(0, 9), (1, 3), (0, 12)]):
-        file.write(given)
+        file.write(reader)
     assert read_log_order(tmp_path, 10) == [(0, 9), (1, 3), (0, 12)]
     assert read_log_order(tmp_path, 2) == [(1, 3), (0, 12)]
-
-
-def test_file_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_files, "MAX_BYTES", 20)
-    file, reader = LogOrderFile(tmp_path), Order()
-    given: Any = reader
+    monkeypatch.setattr(run_files, "MAX_BYTES", 40)
     for number in range(100):
-        reader.pieces.append((number % 2, number + 1))
-        file.write(given)
-    assert 20 < (tmp_path / LOG_ORDER).stat().st_size < 30
-    assert read_log_order(tmp_path, 100) == [(0, 1), (1, 2), (0, 3), (1, 4), (0, 5), (1, 6)]
-
-
-@pytest.mark.parametrize("content", [b"", b"nonsense\n", b"0 1 2\n", b"\xff\n"])
-def test_file_that_another_program_changed_counts_as_none(content: bytes, tmp_path: Path) -> None:
-    (tmp_path / LOG_ORDER).write_bytes(content)
-    assert read_log_order(tmp_path, 5) == []
-
-
-# When they are written.
+        reader.pieces.append((number % 2, number + 13))
+        file.write(reader)
+    assert 40 < (tmp_path / LOG_ORDER).stat().st_size < 50
+    assert read_log_order(tmp_path, 100)[2:] == [(0, 13), (1, 14), (0, 15), (1, 16), (0, 17)]
+    for content in (b"", b"nonsense\n", b"0 1 2\n", b"\xff\n"):  # As another program may leave it.
+        (tmp_path / LOG_ORDER).write_bytes(content)
+        assert read_log_order(tmp_path, 5) == []
 
 
 @pytest.fixture(scope="module")
