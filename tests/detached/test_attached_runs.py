@@ -10,13 +10,10 @@ import os
 import re
 import shutil
 import signal
-import time
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import psutil
 import pytest
-import torch
 
 from notebook_launcher import (
     CallOrderError,
@@ -29,7 +26,6 @@ from notebook_launcher import (
     RunStoppedError,
     attach,
     launch,
-    report,
     runs,
 )
 from notebook_launcher.command_line.program import main
@@ -39,27 +35,12 @@ from notebook_launcher.detached.journal import Journal
 from notebook_launcher.detached.requests import PROTOCOL
 from notebook_launcher.history import run_folders
 from notebook_launcher.history.run_folders import OUTPUT, SOCKET
-from tests.detached.hosts import host_of, lives
+from tests.detached.hosts import OwnError, fail, host_of, lives, wait_for
 from tests.support.programs import end, read_until, type_in_terminal
 from tests.support.waiting import until
 
-
-class OwnError(Exception):
-    def __init__(self, code: int) -> None:
-        super().__init__(f"code {code}")
-        self.code = code
-
-
-def wait_for(gate: str) -> torch.Tensor:
-    print("waits", flush=True)
-    report(step=1, loss=0.5)
-    while not Path(gate).exists():
-        time.sleep(0.02)
-    return torch.arange(3)
-
-
-def fail() -> None:
-    raise OwnError(7)
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 class Late:
@@ -102,11 +83,8 @@ def test_several_clients_see_one_run(
     run = launch(wait_for, 2, args=(str(gate),), detached=True, seed=3)
     other, host = attach(run.id[:-3], show=False), host_of(run)
     assert host not in psutil.Process().children(recursive=True)
-    while not (other.metrics and "waits" in other.logs(1)):
-        time.sleep(0.01)
-    assert other.state == "running"
-    assert other.seed == 3
-    assert other.config.num_processes == 2
+    until(lambda: other.metrics and "waits" in other.logs(1))
+    assert (other.state, other.seed, other.config.num_processes) == ("running", 3, 2)
     assert other.logs_since(1, 0)[0] == other.logs(1)
     assert dict(other.log_order(9))[1] == len(other.logs(1))
     assert other.snapshot().arguments == {"gate": repr(str(gate))}
@@ -195,8 +173,7 @@ def test_a_stop_of_all_and_a_stop_end_their_runs(home: Path, gate: Path) -> None
 
 def test_the_program_attaches(home: Path, gate: Path, capfd: pytest.CaptureFixture[str]) -> None:
     run = launch(wait_for, 1, args=(str(gate),), detached=True, output="rank0")
-    while "waits" not in run.logs(0):
-        time.sleep(0.01)
+    until(lambda: "waits" in run.logs(0))
     capfd.readouterr()
     assert main(["attach", run.id, "--stop"]) == 0
     assert "waits" in capfd.readouterr().out
@@ -218,25 +195,18 @@ def test_a_run_whose_folder_is_deleted_is_stopped(home: Path, gate: Path) -> Non
         run.result()
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"start_method": "fork"}, "start_method='fork' with detached=True"),
-        ({"runs_folder": None}, r"runs_folder=None with detached=True: the run's folder is where attach\(\)"),
-        ({}, "NOTEBOOK_LAUNCHER_RUNS=off with detached=True"),
-    ],
-)
-def test_options_that_need_the_kernel_are_refused(
-    home: Path, options: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+def test_options_that_need_the_kernel_and_runs_of_a_kernel_are_refused(
+    home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not options:
-        monkeypatch.setenv(run_folders.VARIABLE, "off")
-    with pytest.raises(ConfigError, match=message):
-        launch(fail, 1, detached=True, **options)
+    with pytest.raises(ConfigError, match="start_method='fork' with detached=True"):
+        launch(fail, 1, detached=True, start_method="fork")
+    with pytest.raises(ConfigError, match=r"runs_folder=None with detached=True: the run's folder is where attach\(\)"):
+        launch(fail, 1, detached=True, runs_folder=None)
+    with monkeypatch.context() as patched:
+        patched.setenv(run_folders.VARIABLE, "off")
+        with pytest.raises(ConfigError, match="NOTEBOOK_LAUNCHER_RUNS=off with detached=True"):
+            launch(fail, 1, detached=True)
     assert not home.exists()
-
-
-def test_runs_of_a_kernel_cannot_be_attached_to(home: Path) -> None:
     with pytest.raises(LookupError, match=r"there is no detached run in .*detached=True\) starts one"):
         attach()
     plain = launch(print, 1, args=("here",), output="none")

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import re
 import threading
-import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import psutil
@@ -19,7 +17,6 @@ from notebook_launcher import (
     Session,
     attach,
     attach_session,
-    report,
     runs,
 )
 from notebook_launcher.command_line.program import main
@@ -27,17 +24,12 @@ from notebook_launcher.detached import host_socket
 from notebook_launcher.detached.attached_session import AttachedSession
 from notebook_launcher.history import run_folders
 from notebook_launcher.history.run_folders import SESSION_SOCKET, SOCKET
-from tests.detached.hosts import lives
+from tests.detached.hosts import OwnError, fail, lives, wait_for
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-
-class OwnError(Exception):
-    def __init__(self, code: int) -> None:
-        super().__init__(f"code {code}")
-        self.code = code
+    from pathlib import Path
 
 
 def put(value: int) -> None:
@@ -50,18 +42,6 @@ def get() -> int:
     import __main__
 
     return __main__.kept  # type: ignore[no-any-return]
-
-
-def wait_for(gate: str) -> str:
-    print("waits", flush=True)
-    report(step=1, loss=0.5)
-    while not Path(gate).exists():
-        time.sleep(0.02)
-    return "through"
-
-
-def fail() -> None:
-    raise OwnError(7)
 
 
 def die() -> None:
@@ -155,8 +135,8 @@ def test_one_call_runs_at_a_time(session: AttachedSession, gate: Path, capfd: py
     attach_session("exp")  # Shows the call that goes on.
     until(lambda: "waits" in capfd.readouterr().out)
     gate.touch()
-    assert list(other.latest.result()) == ["through"] * 2
-    assert list(call.result()) == ["through"] * 2
+    for results in (other.latest.result(), call.result()):
+        assert [value.tolist() for value in results] == [[0, 1, 2]] * 2
     assert call.state == "done"
     assert [run.name for run in runs()] == ["wait_for", "exp"]
 
@@ -223,7 +203,7 @@ def test_a_dead_host_takes_its_ranks_along(home: Path, gate: Path) -> None:
     family = host.children(recursive=True)
     host.kill()
     assert f"the host process of {call.id} has ended" in str(call.exception())
-    until(lambda: not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in family))
+    until(lambda: not any(map(lives, family)))
     with pytest.raises(CallOrderError, match=rf"the host process of session {session.id} has ended: it was killed"):
         session.run(get)
     assert {run.name: run.state for run in runs()}["exp"] == "lost"
@@ -269,7 +249,7 @@ def test_session_is_closed_though_its_host_is_stopped(
     home: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     session = opened(1, name="exp", output="none")
-    host = psutil.Process(run_folders.owner_of(session._folder))
+    host = host_of(session)
     host.suspend()
     with monkeypatch.context() as patched:
         patched.setattr(host_socket, "PATIENCE", 1.0)

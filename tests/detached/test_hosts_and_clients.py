@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,7 @@ from notebook_launcher import (
 )
 from notebook_launcher.detached import host_socket
 from notebook_launcher.detached.requests import Ask
-from tests.detached.hosts import host_of
+from tests.detached.hosts import host_of, lives, wait_for
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
@@ -89,10 +90,6 @@ class Client:
         self._position = news.position
         self.text += "".join(entry.args[1] for entry in news.entries if entry.method == "text")
 
-    def visit_often(self) -> None:
-        for _ in range(CYCLES):
-            self.visit(0.02)
-
 
 def test_clients_that_come_and_go_lose_and_double_nothing(
     home: Path, tmp_path: Path, gate: Path, capfd: pytest.CaptureFixture[str]
@@ -101,11 +98,8 @@ def test_clients_that_come_and_go_lose_and_double_nothing(
     run = launch(count_up, 1, args=(str(gate), str(leave)), detached=True, output="rank0", monitor=False)
     until(lambda: run.metrics)
     clients = [Client(run), Client(run)]
-    threads = [threading.Thread(target=client.visit_often) for client in clients]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor() as threads:
+        list(threads.map(lambda client: [client.visit(0.02) for _ in range(CYCLES)], clients))
     assert run.state == "running"
     gate.touch()
     for client in clients:
@@ -141,19 +135,14 @@ def test_a_host_that_dies_at_any_stage_takes_its_ranks_along(
     assert f"the host process of {run.id} has ended: it was killed, its disk was full, or its machine" in str(error)
     assert run.state == "lost"
     run.stop()
-    until(lambda: not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in family))
-
-
-def hold(gate: str) -> None:
-    while not Path(gate).exists():
-        time.sleep(0.02)
+    until(lambda: not any(map(lives, family)))
 
 
 def test_stopped_host_is_named_and_ends_its_run_in_time(
     home: Path, gate: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(host_socket, "PATIENCE", 1.0)
-    run = launch(hold, 2, args=(str(gate),), detached=True, output="none", timeout=4)
+    run = launch(wait_for, 2, args=(str(gate),), detached=True, output="none", timeout=4)
     host = host_of(run)
     host.suspend()
     until(lambda: f"host {host.pid} does not answer" in runs(home).as_text(5))

@@ -93,8 +93,7 @@ def test_a_resumed_run_equals_one_that_was_never_interrupted(home: Path, tmp_pat
 def test_a_preempted_host_saves_and_stops(home: Path, tmp_path: Path) -> None:
     folder, gate = tmp_path / "c", tmp_path / "gate"
     run = launch(train, 1, args=(str(folder), None, str(gate)), output="none", resume="checkpoint", detached=True)
-    while not run.metrics or run.metrics[-1].step != 3:
-        time.sleep(0.02)
+    until(lambda: run.metrics and run.metrics[-1].step == 3)
     os.kill(host_of(run).pid, signal.SIGTERM)
     until(lambda: run.state == "stopping")
     gate.touch()
@@ -147,15 +146,8 @@ def save_and_die(folder: str, victim: int, limit: int | None) -> tuple[int, int]
 
 @pytest.mark.parametrize(("victim", "limit"), [(0, None), (1, 1)])
 def test_checkpoint_that_was_in_its_place_when_a_rank_died_is_resumed(tmp_path, victim, limit):
-    results = notebook_launch(
-        save_and_die,
-        2,
-        args=(str(tmp_path), victim, limit),
-        devices="cpu",
-        output="none",
-        max_restarts=1,
-        resume="checkpoint",
-    )
+    options: dict[str, Any] = {"devices": "cpu", "output": "none", "max_restarts": 1, "resume": "checkpoint"}
+    results = notebook_launch(save_and_die, 2, args=(str(tmp_path), victim, limit), **options)
     assert results.restarts == 1
     (loaded, epochs), _ = results
     assert loaded >= 3
