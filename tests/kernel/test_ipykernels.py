@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.kernels import ROOT
-from tests.support.warm_kernels import warm_kernel
+from tests.support.warm_kernels import evaluate, run_cell, warm_kernel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tests.support.kernels import Kernel
 
-VERSIONS = ("6.29.5",)
-"""Older generations than the installed one."""
+VERSION = "6.29.5"
+"""An older generation than the installed one."""
 VIEW = "application/vnd.jupyter.widget-view+json"
 
 
@@ -36,31 +36,29 @@ def installed(version: str, package: str = "ipykernel", *needs: str) -> Path:
 
 @pytest.fixture(scope="module")
 def module_kernel() -> Iterator[Kernel]:
-    path = os.pathsep.join([str(installed(VERSIONS[0])), str(ROOT)])
+    path = os.pathsep.join([str(installed(VERSION)), str(ROOT)])
     with warm_kernel(env={"PYTHONPATH": path}) as kernel:
-        outcome = kernel.execute("import ipykernel; print(ipykernel.__version__)")
-        assert outcome.stdout == f"{VERSIONS[0]}\n"
+        assert evaluate(kernel, "import ipykernel; ipykernel.__version__") == VERSION
         yield kernel
 
 
 def test_ipykernel_shows_output_and_results(kernel: Kernel) -> None:
-    outcome = kernel.execute("def talk(): print('rank', os.environ['RANK']); return 1\nnotebook_launch(talk, 2)")
-    assert outcome.error is None, outcome.traceback
+    outcome = run_cell(kernel, "def talk(): print('rank', os.environ['RANK']); return 1\nnotebook_launch(talk, 2)")
     assert {"[rank 0] rank 0", "[rank 1] rank 1"} < set(outcome.stdout.splitlines())
     assert (outcome.result or "").startswith("Results of 2 ranks")
 
 
 def test_ipykernel_shows_rich_output(kernel: Kernel) -> None:
-    outcome = kernel.execute(
+    outcome = run_cell(
+        kernel,
         "def show():\n"
         "    from IPython.display import display, HTML\n"
         "    import matplotlib.pyplot as plt\n"
         "    handle = display(HTML('<b>one</b>'), display_id=True)\n"
         "    handle.update(HTML('<b>two</b>'))\n"
         "    plt.plot([1, 2])\n"
-        "notebook_launch(show, 2)"
+        "notebook_launch(show, 2)",
     )
-    assert outcome.error is None, outcome.traceback
     assert outcome.displays[0]["data"]["text/html"] == "<b>one</b>"
     assert outcome.updates[0]["data"]["text/html"] == "<b>two</b>"
     assert "image/png" in outcome.displays[1]["data"]

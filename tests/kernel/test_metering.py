@@ -7,8 +7,6 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-import pytest
-
 from notebook_launcher import launch, open_run
 from notebook_launcher.history.schema import RankUsage
 from notebook_launcher.kernel.metering import MAX_SAMPLES, MIN_SAMPLES, UsageMeter, halve
@@ -48,18 +46,18 @@ print([(rank.gpu_memory, rank.gpu_utilization) for rank in run.ranks], left_open
 """
 
 
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return compile_library(tmp_path_factory.mktemp("nvml"), "libnvidia-ml.so.1", NVML)
+def output_of(program: str, libraries: Path) -> str:
+    env = {**os.environ, "LD_LIBRARY_PATH": str(libraries), "PYTHONPATH": str(ROOT), "NOTEBOOK_LAUNCHER_RUNS": "off"}
+    env.pop("CUDA_VISIBLE_DEVICES", None)
+    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 @needs_compiler
-def test_meter_reads_memory_and_utilisation_of_each_ranks_gpu(library: Path) -> None:
-    env = {**os.environ, "LD_LIBRARY_PATH": str(library), "PYTHONPATH": str(ROOT), "NOTEBOOK_LAUNCHER_RUNS": "off"}
-    env.pop("CUDA_VISIBLE_DEVICES", None)
-    done = subprocess.run([sys.executable, "-c", PROGRAM], env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    machine, first, later, over = done.stdout.splitlines()
+def test_meter_reads_memory_and_utilisation_of_each_ranks_gpu(tmp_path: Path) -> None:
+    compile_library(tmp_path, "libnvidia-ml.so.1", NVML)
+    machine, first, later, over = output_of(PROGRAM, tmp_path).splitlines()
     gb = 10**9
     assert machine == f"{[(at, 'Pretend', 80 * gb, 79 * gb, (9, 0)) for at in (0, 1)]} 0"
     # The launch has looked once more. Ranks take the GPUs in turn, and nobody looks twice within the interval.
@@ -74,9 +72,7 @@ def test_meter_reads_nothing_without_nvml(tmp_path: Path) -> None:
         "print(meter.read(0)); meter.close(); print(meter.read(0))"
     )
     (tmp_path / "libnvidia-ml.so.1").write_text("no library")
-    env = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path), "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True)
-    assert done.stdout == "GpuReading(memory=None, utilization=None)\n" * 2
+    assert output_of(program, tmp_path) == "GpuReading(memory=None, utilization=None)\n" * 2
 
 
 def keep_one_processor_busy(seconds: float) -> None:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 from tests.support.first_cell import DEFINITIONS
+from tests.support.kernels import ROOT
 from tests.support.warm_kernels import evaluate, run_cell
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.support.kernels import Kernel
 
 KERNEL_CODE = f"""{DEFINITIONS}
@@ -66,6 +72,20 @@ def test_ranks_begin_with_the_kernels_states_and_leave_them(kernel: Kernel) -> N
     )
     assert seen == [True] * 4
     assert before == after
+
+
+def test_same_seed_repeats_every_random_number(kernel: Kernel) -> None:
+    first, second, is_unchanged = evaluate(
+        kernel,
+        """
+        before = state()
+        first, second = (list(notebook_launch(numbers, 2, seed=7, **ENDED)) for _ in range(2))
+        first, second, state() == before
+        """,
+    )
+    assert first == second == first[:1] * 2
+    assert len(set(first[0])) == 3
+    assert is_unchanged
 
 
 def test_session_engine_detached_run_and_restart_begin_as_a_launch(kernel: Kernel, tmp_path: object) -> None:
@@ -204,33 +224,37 @@ def test_first_line_shows_what_the_ranks_begin_with_and_the_folder_keeps_it(kern
     ]
 
 
-def test_ranks_of_a_kernel_without_torch_draw_alike(kernel: Kernel) -> None:
+WITHOUT_TORCH = """
+import random, socket, sys
+from notebook_launcher import Session, notebook_launch
+
+def draw():
+    import numpy as np, random, torch
+    return torch.rand(1).item(), float(np.random.rand()), random.random()
+
+def rank():
+    import os
+    return int(os.environ["RANK"])
+
+if __name__ == "__main__":
+    socket.setdefaulttimeout(5)
+    launches, options = [], dict(devices="cpu", output="none", monitor=False)
+    for seed in (1, 1, 2):
+        random.seed(seed)
+        launches.append(list(notebook_launch(draw, 2, **options)))
+    print([one[0] == one[1] for one in launches], [one == launches[0] for one in launches])
+    with Session(2, **options) as session:
+        ranks = [*session.run(rank), *notebook_launch(rank, 1, start_method="fork", backend=None, **options)]
+    print(ranks, {"torch", "numpy"} & set(sys.modules))
+"""
+
+
+def test_kernel_needs_no_torch_for_ranks_that_draw_alike_and_may_have_a_default_timeout_for_sockets(
+    tmp_path: Path,
+) -> None:
     """Python's state seeds the generators that the kernel has not imported."""
-    seen = evaluate(
-        kernel,
-        """
-        import subprocess
-        program = '''
-        import random
-        from notebook_launcher import notebook_launch
-        def draw():
-            import numpy as np, random, torch
-            return torch.rand(1).item(), float(np.random.rand()), random.random()
-        if __name__ == "__main__":
-            launches = []
-            for seed in (1, 1, 2):
-                random.seed(seed)
-                launches.append(list(notebook_launch(draw, 2, devices="cpu", output="none", monitor=False)))
-            import sys
-            equal = [one[0] == one[1] for one in launches], [one == launches[0] for one in launches]
-            print(*equal, "torch" in sys.modules)
-        '''
-        import pathlib, tempfile, textwrap
-        with tempfile.TemporaryDirectory() as folder:
-            file = pathlib.Path(folder, "program.py")
-            file.write_text(textwrap.dedent(program))
-            done = subprocess.run([sys.executable, str(file)], capture_output=True, text=True)
-        done.stdout + done.stderr[-1000:]
-        """,
-    )
-    assert seen == "[True, True, True] [True, True, False] False\n"
+    program = tmp_path / "program.py"
+    program.write_text(WITHOUT_TORCH)
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, program], env=env, capture_output=True, text=True, check=False)
+    assert done.stdout == "[True, True, True] [True, True, False]\n[0, 1, 0] set()\n", done.stderr

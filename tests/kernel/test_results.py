@@ -23,6 +23,10 @@ def partial() -> Results:
     return Results({0: "a", 2: "c"}, num_processes=4, failures=[FAILURE], seed=5, seconds=0.5, restarts=1)
 
 
+def results_of(*values: object) -> Results:
+    return Results(dict(enumerate(values)), num_processes=len(values))
+
+
 def test_results_are_a_read_only_sequence_in_rank_order() -> None:
     results = Results({1: "b", 0: "a"}, num_processes=2)
     assert list(results) == ["a", "b"]
@@ -55,7 +59,7 @@ def test_repr_of_results_shows_each_ranks_value() -> None:
 
 
 def test_html_of_results_is_escaped() -> None:
-    html = Results({0: "<script>"}, num_processes=1)._repr_html_() or ""
+    html = results_of("<script>")._repr_html_() or ""
     assert "<script>" not in html
     assert "&lt;script&gt;" in html
 
@@ -65,77 +69,37 @@ def test_results_that_are_all_none_take_one_line() -> None:
     results = Results(dict.fromkeys(range(4)), num_processes=4, ranks=rows)
     assert repr(results) == "Results of 4 ranks: all returned None"
     assert results._repr_html_() is None
-    assert repr(Results({0: None}, num_processes=1)) == "Results of 1 rank: None"
+    assert repr(results_of(None)) == "Results of 1 rank: None"
     assert "rank 1 returned nothing" in repr(Results({0: None}, num_processes=2))
 
 
 def test_mean_keeps_the_structure_of_the_values() -> None:
-    assert Results({0: 1, 1: 2}, num_processes=2).mean() == 1.5
-    nested = Results({0: {"a": 1.0, "b": [True, 2]}, 1: {"a": 3.0, "b": [False, 4]}}, num_processes=2).mean()
+    assert results_of(1, 2).mean() == 1.5
+    nested = results_of({"a": 1.0, "b": [True, 2]}, {"a": 3.0, "b": [False, 4]}).mean()
     assert nested == {"a": 2.0, "b": [0.5, 3.0]}
-    tensors = Results({0: torch.tensor([1, 2]), 1: torch.tensor([2, 4])}, num_processes=2)
-    assert tensors.mean().tolist() == [1.5, 3.0]
+    assert results_of(torch.tensor([1, 2]), torch.tensor([2, 4])).mean().tolist() == [1.5, 3.0]
 
 
-NOT_COMBINED = [
-    ("mean", [{"name": "a"}, {"name": "b"}], TypeError, r"result\['name'\] has no mean: str on ranks 0, 1 \("),
-    (
-        "mean",
-        [{"a": 1}, {"b": 1}],
-        ValueError,
-        r"different keys on the ranks: \['a'\] on rank 0; \['b'\] on rank 1\. R",
-    ),
+DIFFER = "result has different types on the ranks: "
+NOT_COMBINED: list[tuple[str, list[object], type[Exception], str]] = [
+    ("mean", [{"name": "a"}, {"name": "b"}], TypeError, "result['name'] has no mean: str on ranks 0, 1 ("),
+    ("mean", [{"a": 1}, {"b": 1}], ValueError, "different keys on the ranks: ['a'] on rank 0; ['b'] on rank 1. Ret"),
     ("mean", [[1], [1, 2]], ValueError, "different lengths on the ranks: 1 on rank 0; 2 on rank 1"),
-    ("mean", [{"x": 1}, 1], TypeError, r"result has different types on the ranks: dict on rank 0; int on rank 1\. Ret"),
-    ("mean", [1, {"x": 1}], TypeError, r"result has different types on the ranks: int on rank 0; dict on rank 1\."),
-    ("mean", [[1, 2], 5], TypeError, r"result has different types on the ranks: list on rank 0; int on rank 1\."),
-    ("mean", [[1], (1,), [2]], TypeError, r"has different types on the ranks: list on ranks 0, 2; tuple on rank 1\."),
-    ("mean", [{"a": {"b": [1]}}, {"a": {"b": 2}}], TypeError, r"result\['a'\]\['b'\] has different types on the ranks"),
-    ("mean", [[torch.ones(2)], [None]], TypeError, r"result\[0\] has no mean: Tensor\(2,\) on rank 0; NoneType on ran"),
-    ("concat", [5, {"x": 1}], TypeError, r"result has different types on the ranks: int on rank 0; dict on rank 1\. R"),
-    (
-        "concat",
-        [{"x": [1]}, {"x": 2}],
-        TypeError,
-        r"result\['x'\] has different types on the ranks: list on rank 0; in",
-    ),
-    (
-        "concat",
-        [5, np.ones(2)],
-        TypeError,
-        r"result cannot be joined: its types differ: int on rank 0; ndarray\(2,\) o",
-    ),
-    (
-        "concat",
-        [torch.ones(2), np.ones(2)],
-        TypeError,
-        r"its types differ: Tensor\(2,\) on rank 0; ndarray\(2,\) on ra",
-    ),
-    (
-        "concat",
-        [torch.tensor(1), 5],
-        TypeError,
-        r"cannot be joined: Tensor\(\) on rank 0; int on rank 1 \(.*\)\. Return",
-    ),
-    ("concat", [torch.ones(2, 3), torch.ones(2, 4)], ValueError, r"Tensor\(2, 3\) on rank 0; Tensor\(2, 4\) on rank 1"),
-    (
-        "concat",
-        [np.ones((2, 3)), np.ones((2, 4))],
-        ValueError,
-        r"\(2, 4\) on rank 1 \(.*\)\. .* dimension alone, or take",
-    ),
-    (
-        "concat",
-        [{"x": torch.ones(1)}, {"x": torch.ones(1, 2)}],
-        ValueError,
-        r"result\['x'\] cannot be joined: Tensor\(",
-    ),
-    (
-        "concat",
-        [{"x": 1}, {"y": 1}],
-        ValueError,
-        r"result has different keys on the ranks: \['x'\] on rank 0; \['y'\] o",
-    ),
+    ("mean", [{"x": 1}, 1], TypeError, f"{DIFFER}dict on rank 0; int on rank 1. Ret"),
+    ("mean", [1, {"x": 1}], TypeError, f"{DIFFER}int on rank 0; dict on rank 1."),
+    ("mean", [[1, 2], 5], TypeError, f"{DIFFER}list on rank 0; int on rank 1."),
+    ("mean", [[1], (1,), [2]], TypeError, f"{DIFFER}list on ranks 0, 2; tuple on rank 1."),
+    ("mean", [{"a": {"b": [1]}}, {"a": {"b": 2}}], TypeError, "result['a']['b'] has different types on the ranks"),
+    ("mean", [[torch.ones(2)], [None]], TypeError, "result[0] has no mean: Tensor(2,) on rank 0; NoneType on ran"),
+    ("concat", [5, {"x": 1}], TypeError, f"{DIFFER}int on rank 0; dict on rank 1. R"),
+    ("concat", [{"x": [1]}, {"x": 2}], TypeError, "result['x'] has different types on the ranks: list on rank 0; in"),
+    ("concat", [5, np.ones(2)], TypeError, "result cannot be joined: its types differ: int on rank 0; ndarray(2,) o"),
+    ("concat", [torch.ones(2), np.ones(2)], TypeError, "its types differ: Tensor(2,) on rank 0; ndarray(2,) on ra"),
+    ("concat", [torch.tensor(1), 5], TypeError, "result cannot be joined: Tensor() on rank 0; int on rank 1 ("),
+    ("concat", [torch.ones(2, 3), torch.ones(2, 4)], ValueError, "Tensor(2, 3) on rank 0; Tensor(2, 4) on rank 1"),
+    ("concat", [np.ones((2, 3)), np.ones((2, 4))], ValueError, " dimension alone, or take the values one by one"),
+    ("concat", [{"x": torch.ones(1)}, {"x": torch.ones(1, 2)}], ValueError, "result['x'] cannot be joined: Tensor("),
+    ("concat", [{"x": 1}, {"y": 1}], ValueError, "result has different keys on the ranks: ['x'] on rank 0; ['y'] o"),
 ]
 
 
@@ -143,18 +107,18 @@ NOT_COMBINED = [
 def test_values_that_cannot_be_combined_are_named(
     method: str, values: list[object], kind: type[Exception], words: str
 ) -> None:
-    with pytest.raises(kind, match=words):
-        getattr(Results(dict(enumerate(values)), num_processes=len(values)), method)()
+    with pytest.raises(kind, match=re.escape(words)):
+        getattr(results_of(*values), method)()
 
 
 def test_concat_joins_in_rank_order() -> None:
     assert Results({1: [3], 0: [1, 2]}, num_processes=2).concat() == [1, 2, 3]
-    assert Results({0: torch.ones(2), 1: torch.zeros(1)}, num_processes=2).concat().tolist() == [1, 1, 0]
-    assert Results({0: torch.tensor(1), 1: torch.tensor(2)}, num_processes=2).concat().tolist() == [1, 2]
-    assert Results({0: np.ones(1), 1: np.zeros(1)}, num_processes=2).concat().tolist() == [1, 0]
-    assert Results({0: {"x": (1,)}, 1: {"x": (2,)}}, num_processes=2).concat() == {"x": (1, 2)}
-    assert Results({0: 5, 1: 6}, num_processes=2).concat() == [5, 6]
-    assert Results({0: {"x": {"y": [1]}}, 1: {"x": {"y": [2]}}}, num_processes=2).concat() == {"x": {"y": [1, 2]}}
+    assert results_of(torch.ones(2), torch.zeros(1)).concat().tolist() == [1, 1, 0]
+    assert results_of(torch.tensor(1), torch.tensor(2)).concat().tolist() == [1, 2]
+    assert results_of(np.ones(1), np.zeros(1)).concat().tolist() == [1, 0]
+    assert results_of({"x": (1,)}, {"x": (2,)}).concat() == {"x": (1, 2)}
+    assert results_of(5, 6).concat() == [5, 6]
+    assert results_of({"x": {"y": [1]}}, {"x": {"y": [2]}}).concat() == {"x": {"y": [1, 2]}}
     with pytest.raises(TypeError, match="types on the ranks: list on rank 2; int on rank 3"):
         Results({2: [5], 3: 6}, num_processes=4, called_ranks=(2, 3)).concat()
 
@@ -164,8 +128,8 @@ def test_table_has_a_row_for_each_rank() -> None:
     table = Results({0: {"n": 3}, 1: {"n": 4}}, num_processes=2, ranks=rows).to_pandas()
     assert table.to_dict() == {"n": {0: 3, 1: 4}, "loss": {0: 0, 1: 1}}
     assert table.index.name == "rank"
-    assert Results({0: 7}, num_processes=2).to_pandas().to_dict() == {"value": {0: 7}}
-    own = Results({r: pd.DataFrame({"a": [r, r]}) for r in (0, 1)}, num_processes=2).to_pandas()
+    assert results_of(7).to_pandas().to_dict() == {"value": {0: 7}}
+    own = results_of(*(pd.DataFrame({"a": [r, r]}) for r in (0, 1))).to_pandas()
     assert own.loc[1, "a"].tolist() == [1, 1]
 
 
@@ -215,7 +179,7 @@ def test_value_that_cannot_be_rebuilt_keeps_the_exception_and_its_line() -> None
 def test_many_ranks_share_rows_or_are_counted():
     alike = Results(dict.fromkeys(range(64), 1.5) | {7: 2}, num_processes=64)
     assert repr(alike).splitlines() == ["Results of 64 ranks", "  0-6, 8-63: 1.5", "  7: 2"]
-    different = Results({rank: rank for rank in range(64)}, num_processes=64)
+    different = results_of(*range(64))
     lines = repr(different).splitlines()
     assert (len(lines), lines[16], lines[17]) == (18, "  15: 15", "  ...: 48 more ranks: results[rank]")
     assert (different._repr_html_() or "").count("<tr>") == 18

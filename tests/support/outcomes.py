@@ -12,20 +12,18 @@ LOST_PEER = messages.ExceptionReport(
     message="Connection closed by peer [127.0.0.1]:28912",
     frames=(messages.Frame(filename="/x/torch/distributed/distributed_c10d.py", lineno=1, name="all_reduce"),),
 )
-PEAK = 7
-"""Peak memory of each rank."""
 
 
 def returned_record(at: float = 1.0, *, call_id: int = 1, group: messages.GroupState = GROUP) -> messages.Returned:
     """Return the record of a rank whose function has returned at this time."""
-    return messages.Returned(call_id=call_id, time=at, peak_rss=PEAK, group=group)
+    return messages.Returned(call_id=call_id, time=at, peak_rss=7, group=group)
 
 
 def raised_record(
     report: messages.ExceptionReport = BOOM, at: float = 1.0, *, group: messages.GroupState = GROUP
 ) -> messages.Raised:
     """Return the record of a rank whose function has raised at this time."""
-    return messages.Raised(call_id=1, time=at, peak_rss=PEAK, stage="function", report=report, group=group)
+    return messages.Raised(call_id=1, time=at, peak_rss=7, stage="function", report=report, group=group)
 
 
 def returned(rank: int, group: messages.GroupState = GROUP) -> RankOutcome:

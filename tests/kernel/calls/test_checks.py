@@ -13,7 +13,7 @@ import sys
 import time
 import types
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -37,9 +37,6 @@ from notebook_launcher.wording import MAX_VALUE, describe_value
 from tests.support.compiled_libraries import compile_library, needs_compiler
 from tests.support.drawn_runs import Balanced
 from tests.support.kernels import ROOT
-
-if TYPE_CHECKING:
-    from notebook_launcher import Run
 
 
 def train(lr: float, epochs: int = 1) -> tuple[float, int]:
@@ -71,9 +68,22 @@ def generator() -> Any:
     yield 1
 
 
+class Costly:
+    """An argument whose repr would copy data from a GPU, or take long."""
+
+    def __repr__(self) -> str:
+        raise AssertionError
+
+
 class AsyncModel:
     async def __call__(self) -> None:
         pass
+
+
+too_many: Any = functools.partial(train, 1, 2, 3)  # type: ignore[call-arg]
+unknown: Any = functools.partial(train, epoch=3)  # type: ignore[call-arg]
+LACKS_LR = r"train\(lr.*\) .*cannot be called with args=\(\), kwargs=\{\}: missing a required argument: 'lr'"
+SPAWNED = r"remove the parameter rank, and write rank = torch\.distributed\.get_rank\(\) as the function's first"
 
 
 @pytest.mark.parametrize(
@@ -85,22 +95,12 @@ class AsyncModel:
         (functools.partial(coroutine), (), {}, r"coroutine is a coroutine function"),
         (AsyncModel(), (), {}, r"AsyncModel is a coroutine function"),
         (generator, (), {}, r"generator is a generator function \(it has a yield\)"),
-        (
-            train,
-            (),
-            {},
-            r"train\(lr.*\) .*cannot be called with args=\(\), kwargs=\{\}: missing a required argument: 'lr'",
-        ),
+        (train, (), {}, LACKS_LR),
         (train, (1, 2, 3), {}, r"too many positional arguments"),
-        (functools.partial(train, 1, 2, 3), (), {}, r"train\(lr.*args=\(1, 2, 3\).*too many positional arguments"),  # type: ignore[call-arg]
-        (functools.partial(train, epoch=3), (1,), {}, r"got an unexpected keyword argument 'epoch'"),  # type: ignore[call-arg]
+        (too_many, (), {}, r"train\(lr.*args=\(1, 2, 3\).*too many positional arguments"),
+        (unknown, (1,), {}, r"got an unexpected keyword argument 'epoch'"),
         (train, (1,), {"epoch": 2}, r"got an unexpected keyword argument 'epoch'"),
-        (
-            spawned,
-            (2,),
-            {},
-            r"remove the parameter rank, and write rank = torch\.distributed\.get_rank\(\) as the function's first",
-        ),
+        (spawned, (2,), {}, SPAWNED),
         (spawned, (), {}, r"Arguments go by name: notebook_launch\(fn, 2, args="),
         (sized, (), {}, r"sized\(lr: .* missing a required argument: 'lr'"),
         (takes_no_arguments(train), (0.1,), {}, r"train\(\) .*too many positional arguments"),
@@ -109,6 +109,8 @@ class AsyncModel:
         (train, 0.1, {}, r"args=0.1 is a float; it must be a tuple. Write args=\(0.1,\)"),
         (train, (), [1], r"kwargs=\[1\] must map the names of arguments to their values"),
         (train, (), {1: 2}, r"kwargs=\{1: 2\} must map the names"),
+        (train, Costly(), {}, r"args=Costly is a Costly; it must be a tuple\. Write args=\(Costly,\)"),
+        (train, (list(range(10**6)), Costly()), {"epoch": 2}, r"args=\(\[0, 1, 2, 3, 4, 5, \.\.\.\], Costly\), kwargs"),
     ],
 )
 def test_objects_that_cannot_be_called_are_refused(function: Any, args: Any, kwargs: Any, message: str) -> None:
@@ -147,22 +149,6 @@ def test_arguments_given_as_options_get_advice() -> None:
         notebook_launch(train, 2, args=(0.1,), epochs=3)
     with pytest.raises(ConfigError, match=r"unknown option epoch=. help\(LaunchConfig\) lists the options"):
         notebook_launch(train, 2, args=(0.1,), epoch=3)
-
-
-class Costly:
-    """An argument whose repr would copy data from a GPU, or take long."""
-
-    def __repr__(self) -> str:
-        raise AssertionError
-
-
-def test_error_about_arguments_never_asks_them_for_their_repr() -> None:
-    with pytest.raises(ConfigError, match=r"args=Costly is a Costly; it must be a tuple\. Write args=\(Costly,\)"):
-        check_call(train, Costly(), {}, launcher="notebook_launch(fn, 2")
-    with pytest.raises(
-        ConfigError, match=r"args=\(\[0, 1, 2, 3, 4, 5, \.\.\.\], Costly\), kwargs=\{'epoch': 2\}: got an"
-    ):
-        check_call(train, (list(range(10**6)), Costly()), {"epoch": 2}, launcher="notebook_launch(fn, 2")
 
 
 SCRIPT = "<script>'\"\x1b[31m"
@@ -268,34 +254,22 @@ def test_arguments_have_names_and_defaults(function: Any, args: Any, kwargs: Any
     assert describe_arguments(function, args, kwargs) == words
 
 
-@pytest.fixture(scope="module")
-def runs() -> list[Run]:
-    first = launch(learn, 2, kwargs={"name": SCRIPT}, output="none")
-    second = launch(functools.partial(learn, lr=0.2), 2, kwargs={"name": SCRIPT}, output="none")
-    return [run for run in (first, second) if run.wait(50)]
-
-
-def test_run_and_its_folder_record_the_arguments(runs: list[Run]) -> None:
-    told = {"lr": "0.2", "name": describe_value(SCRIPT)}
-    assert runs[1].snapshot().arguments == told
-    recorded = open_run(runs[1].id)
-    assert recorded.snapshot().arguments == told
-    assert json.loads((recorded.folder / "config.json").read_bytes())["arguments"] == told
-    assert recorded.config == runs[1].config
-
-
-def test_views_show_the_arguments(runs: list[Run]) -> None:
-    snapshot = runs[1].snapshot()
-    assert Feed(runs[1]).reset()["run"]["arguments"].startswith("lr=0.2, name=")
+def test_arguments_of_runs_are_recorded_shown_and_compared() -> None:
+    options: dict[str, Any] = {"kwargs": {"name": SCRIPT}, "output": "none"}
+    first, second = launch(learn, 2, **options), launch(functools.partial(learn, lr=0.2), 2, **options)
+    assert first.wait(50)
+    assert second.wait(50)
+    snapshot, recorded = second.snapshot(), open_run(second.id)
+    assert snapshot.arguments == recorded.snapshot().arguments == {"lr": "0.2", "name": describe_value(SCRIPT)}
+    assert json.loads((recorded.folder / "config.json").read_bytes())["arguments"] == snapshot.arguments
+    assert recorded.config == second.config
+    assert Feed(second).reset()["run"]["arguments"].startswith("lr=0.2, name=")
     page = static_html(snapshot, Curves())
     assert "lr=0.2, name='<script>" in Balanced(page).text
     assert "<script>" not in page
     assert "\x1b" not in page
     assert "lr=0.2" in static_text(snapshot)
-
-
-def test_comparison_shows_the_argument_in_which_two_runs_differ(runs: list[Run]) -> None:
-    comparison = compare(*runs)
+    comparison = compare(first, second)
     assert comparison.settings == {"arguments.lr": {"A": "0.1", "B": "0.2"}}
     assert "arguments.lr" in repr(comparison)
     assert "<script>" not in comparison._repr_html_()

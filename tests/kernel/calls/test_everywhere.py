@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from notebook_launcher import ConfigError, LaunchConfig
+from tests.support.warm_kernels import run_cell
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -57,24 +58,28 @@ def by_all_ways(fn, **options):
 NUM_VALUES = 14
 
 
-def _run(kernel: Kernel, code: str, *, expected: str) -> str:
-    outcome = kernel.execute(code)
-    assert outcome.error is None, outcome.traceback
-    assert outcome.result == expected
-    return outcome.stdout
+@pytest.fixture
+def notebook(module_kernel: Kernel) -> Iterator[Kernel]:
+    """The kernel, whose cells that run everywhere are forgotten after each test."""
+    yield module_kernel
+    run_cell(module_kernel, "%everywhere --clear")
 
 
-def test_setup_runs_before_the_arguments_are_unpacked(module_kernel: Kernel) -> None:
+def _run(kernel: Kernel, code: str, *, expected: str) -> None:
+    assert run_cell(kernel, code).result == expected
+
+
+def test_setup_runs_before_the_arguments_are_unpacked(notebook: Kernel) -> None:
     code = (
         "found = notebook_launch(lambda value: type(value).__name__, 2, args=(Registered(),), setup=register)\n"
         "[*found, *notebook_launch(lambda: VALUE, 2, setup='VALUE = 7')]"
     )
-    _run(module_kernel, code, expected=str(["Config"] * 2 + [7] * 2))
+    _run(notebook, code, expected=str(["Config"] * 2 + [7] * 2))
 
 
-def test_setup_of_a_session_runs_once_in_each_process(module_kernel: Kernel) -> None:
+def test_setup_of_a_session_runs_once_in_each_process(notebook: Kernel) -> None:
     _run(
-        module_kernel,
+        notebook,
         "def count():\n    import builtins\n    builtins.NUM = getattr(builtins, 'NUM', 0) + 1\n"
         "def die():\n    if os.environ['RANK'] == '1': os._exit(1)\n"
         "session = Session(2, setup=count, output='none')\n"
@@ -122,11 +127,10 @@ SCALE + 1
 
 
 @pytest.mark.slow
-def test_everywhere_cell_and_setup_run_in_all_ranks_before_the_function_arrives(module_kernel: Kernel) -> None:
-    module_kernel.execute("%everywhere --clear")
-    _run(module_kernel, EVERYWHERE, expected="4")
+def test_everywhere_cell_and_setup_run_in_all_ranks_before_the_function_arrives(notebook: Kernel) -> None:
+    _run(notebook, EVERYWHERE, expected="4")
     _run(
-        module_kernel,
+        notebook,
         "def use():\n"
         "    import colorsys\n"
         "    with lock:\n"
@@ -136,76 +140,61 @@ def test_everywhere_cell_and_setup_run_in_all_ranks_before_the_function_arrives(
         "    for (by_setup, value), known, scale, model, part in found)",
         expected="{(True, True, True, 3, True, True)}",
     )
-    assert module_kernel.execute("len(found)").result == str(NUM_VALUES)
+    assert notebook.execute("len(found)").result == str(NUM_VALUES)
 
 
-def test_everywhere_cells_reach_open_sessions_before_their_next_call(module_kernel: Kernel) -> None:
-    module_kernel.execute("%everywhere --clear")
-    module_kernel.execute("session = Session(2, output='none').__enter__(); session.run(find)")
-    assert module_kernel.execute("%%everywhere\nimport colorsys\ncolorsys.SEEN = 1").error is None
+def test_everywhere_cells_reach_open_sessions_before_their_next_call(notebook: Kernel) -> None:
+    notebook.execute("session = Session(2, output='none').__enter__(); session.run(find)")
+    run_cell(notebook, "%%everywhere\nimport colorsys\ncolorsys.SEEN = 1")
     code = "list(session.run(lambda: __import__('colorsys').SEEN))"
-    _run(module_kernel, code, expected="[1, 1]")
-    module_kernel.execute("%%everywhere\ncolorsys.SEEN += 1")
-    _run(module_kernel, code, expected="[2, 2]")
-    _run(module_kernel, code, expected="[2, 2]")
-    _run(module_kernel, "session.close(); list(notebook_launch(lambda: colorsys.SEEN, 2))", expected="[2, 2]")
+    _run(notebook, code, expected="[1, 1]")
+    notebook.execute("%%everywhere\ncolorsys.SEEN += 1")
+    _run(notebook, code, expected="[2, 2]")
+    _run(notebook, code, expected="[2, 2]")
+    _run(notebook, "session.close(); list(notebook_launch(lambda: colorsys.SEEN, 2))", expected="[2, 2]")
 
 
-def test_everywhere_cell_that_is_run_again_takes_its_own_place(module_kernel: Kernel) -> None:
-    module_kernel.execute("%everywhere --clear")
+def test_everywhere_cell_that_is_run_again_takes_its_own_place(notebook: Kernel) -> None:
     cell = (
         "get_ipython().get_parent()['metadata']['cellId'] = {identity!r}\n"
         "get_ipython().run_cell_magic('everywhere', '', {code!r})"
     )
     for identity, code in (("a", "A = 1\n"), ("b", "B = A\n"), ("a", "A = 2\n"), ("", "C = 3\n"), ("", "C = 3\n")):
-        assert module_kernel.execute(cell.format(identity=identity, code=code)).error is None
-    listed = module_kernel.execute("%everywhere --list").stdout.splitlines()
+        run_cell(notebook, cell.format(identity=identity, code=code))
+    listed = notebook.execute("%everywhere --list").stdout.splitlines()
     assert [line.partition(": ")[2] for line in listed] == ["A = 2", "B = A", "C = 3"]
-    assert module_kernel.execute("%everywhere --clear").stdout.startswith("3 cells forgotten")
-    assert "no cell runs everywhere. Write `%%everywhere`" in module_kernel.execute("%everywhere").stdout
+    assert notebook.execute("%everywhere --clear").stdout.startswith("3 cells forgotten")
+    assert "no cell runs everywhere. Write `%%everywhere`" in notebook.execute("%everywhere").stdout
 
 
-def test_everywhere_cell_that_fails_here_is_not_kept(module_kernel: Kernel) -> None:
-    module_kernel.execute("%everywhere --clear")
-    outcome = module_kernel.execute("%%everywhere\nfirst = 1\n1 / 0")
+def test_everywhere_cell_that_fails_here_is_not_kept(notebook: Kernel) -> None:
+    outcome = notebook.execute("%%everywhere\nfirst = 1\n1 / 0")
     assert outcome.error == "ZeroDivisionError: division by zero"
     assert "everywhere.py" not in outcome.traceback
     assert "line 3" in outcome.traceback
-    assert "no cell" in module_kernel.execute("%everywhere").stdout
+    assert "no cell" in notebook.execute("%everywhere").stdout
 
 
-def test_error_of_an_everywhere_cell_in_a_rank_names_cell_and_line(module_kernel: Kernel) -> None:
-    module_kernel.execute("%everywhere --clear")
-    cell = module_kernel.execute("%%everywhere\nif 'RANK' in os.environ:\n    raise Missing('x')  # only there")
-    assert cell.error is None, cell.traceback
-    outcome = module_kernel.execute("notebook_launch(find, 2, output='none')")
-    module_kernel.execute("%everywhere --clear")
+def test_error_of_an_everywhere_cell_in_a_rank_names_cell_and_line(notebook: Kernel) -> None:
+    run_cell(notebook, "%%everywhere\nif 'RANK' in os.environ:\n    raise Missing('x')  # only there")
+    outcome = notebook.execute("notebook_launch(find, 2, output='none')")
     assert outcome.error == "NameError: name 'Missing' is not defined"
     assert ", line 3, in <module>\n    raise Missing('x')  # only there" in outcome.traceback
-    assert 'File "Cell In[' in outcome.traceback
     assert "It was raised by the %%everywhere cell In[" in outcome.traceback
 
 
-def test_code_before_a_function_sees_the_notebooks_variables(module_kernel: Kernel) -> None:
-    module_kernel.execute("%everywhere --clear")
-    module_kernel.execute(
-        "import colorsys, threading\nclass Late: pass\ndef late(): return Late\nguard = threading.Lock()"
-    )
-    assert module_kernel.execute("%%everywhere\nvars(colorsys)['LATE'], rows = late(), []").error is None
-    assert module_kernel.execute("%%everywhere\nrows.append(late())").error is None
-    code = (
-        "notebook_launch(lambda: colorsys.LATE is Late is colorsys.NEXT and len(rows), 2, setup='colorsys.NEXT = Late')"
-    )
-    _run(module_kernel, f"list({code})", expected="[1, 1]")
-    module_kernel.execute("factor = 1\nsession = Session(2, output='none')")
-    assert module_kernel.execute("%%everywhere\ndef scaled(): return factor").error is None
+def test_code_before_a_function_sees_the_notebooks_variables(notebook: Kernel) -> None:
+    notebook.execute("import colorsys, threading\nclass Late: pass\ndef late(): return Late\nguard = threading.Lock()")
+    run_cell(notebook, "%%everywhere\nvars(colorsys)['LATE'], rows = late(), []")
+    run_cell(notebook, "%%everywhere\nrows.append(late())")
+    run_cell(notebook, "def seen(): return colorsys.LATE is Late is colorsys.NEXT and len(rows)")
+    code = "notebook_launch(seen, 2, setup='colorsys.NEXT = Late')"
+    _run(notebook, f"list({code})", expected="[1, 1]")
+    notebook.execute("factor = 1\nsession = Session(2, output='none')")
+    run_cell(notebook, "%%everywhere\ndef scaled(): return factor")
     scaled = "found = list(session.run(lambda: scaled())); factor += 1; found += session.run(lambda: scaled()); found"
-    _run(module_kernel, scaled, expected="[1, 1, 2, 2]")
-    module_kernel.execute("session.close()")
-    module_kernel.execute("%%everywhere\nguard.locked()")
-    refused = module_kernel.execute(code).error
-    module_kernel.execute("%everywhere --clear")
-    assert refused is not None
-    assert re.match(
-        r"CaptureError: the %%everywhere cell In\[\d+\] uses `guard`, a _thread.lock, which cannot", refused
-    )
+    _run(notebook, scaled, expected="[1, 1, 2, 2]")
+    notebook.execute("session.close()")
+    notebook.execute("%%everywhere\nguard.locked()")
+    refused = r"CaptureError: the %%everywhere cell In\[\d+\] uses `guard`, a _thread.lock, which cannot"
+    assert re.match(refused, notebook.execute(code).error or "")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 import time
 from typing import TYPE_CHECKING
@@ -11,7 +10,7 @@ import pytest
 
 from notebook_launcher import ConfigError, NoSuchRankError
 from notebook_launcher.kernel.cells.session_cells import selected_ranks
-from tests.support.warm_kernels import run_cell
+from tests.support.warm_kernels import evaluate, run_cell
 
 if TYPE_CHECKING:
     from tests.support.kernels import Kernel
@@ -30,6 +29,10 @@ session.execute({IMPORTS!r})
 def notebook(module_kernel: Kernel) -> Kernel:
     """A kernel whose session stays for the whole file; each test uses names of its own."""
     return module_kernel
+
+
+def refusal(notebook: Kernel, code: str) -> str:
+    return notebook.execute(code).error or ""
 
 
 def test_equal_values_are_shown_once_and_others_by_rank(notebook: Kernel) -> None:
@@ -89,13 +92,13 @@ def test_magics_move_variables_by_name(notebook: Kernel) -> None:
 
 def test_pushed_variable_that_cannot_travel_is_named(notebook: Kernel) -> None:
     run_cell(notebook, "import threading; lock, deep = threading.Lock(), {'a': [threading.Lock()]}")
-    assert (notebook.execute("session.push(lock=lock)").error or "").startswith(
-        "CaptureError: `lock` is a _thread.lock"
-    )
-    assert "`deep['a'][0]` is a _thread.lock" in (notebook.execute("%%ranks --push deep\n1").error or "")
+    assert refusal(notebook, "session.push(lock=lock)").startswith("CaptureError: `lock` is a _thread.lock")
+    assert "`deep['a'][0]` is a _thread.lock" in refusal(notebook, "%%ranks --push deep\n1")
 
 
-def test_traceback_shows_the_lines_of_the_notebooks_cell(notebook: Kernel) -> None:
+def test_traceback_shows_the_lines_of_the_notebooks_cell_and_its_functions_have_source(notebook: Kernel) -> None:
+    run_cell(notebook, "%%ranks\nimport inspect\ndef twice(x):\n    return 2 * x  # here")
+    assert "return 2 * x  # here" in run_cell(notebook, "%%ranks 0\nprint(inspect.getsource(twice))").stdout
     outcome = notebook.execute("%%ranks 1\n\nvalue = 0\n1 / value")
     assert outcome.error == "ZeroDivisionError: division by zero"
     assert "Cell In[" in outcome.traceback
@@ -112,11 +115,6 @@ def test_code_that_does_not_compile_is_shown_once_at_its_line(notebook: Kernel, 
     assert set("".join(marks)) <= set(" ^")
     assert last == outcome.error
     assert place.strip().removeprefix("File ").replace('"', "") in last
-
-
-def test_functions_of_cells_have_source(notebook: Kernel) -> None:
-    run_cell(notebook, "%%ranks\nimport inspect\ndef twice(x):\n    return 2 * x  # here")
-    assert "return 2 * x  # here" in run_cell(notebook, "%%ranks 0\nprint(inspect.getsource(twice))").stdout
 
 
 def test_await_magics_and_commands_work_on_ranks(notebook: Kernel) -> None:
@@ -179,18 +177,14 @@ def test_group_is_made_again_for_a_subset_too(notebook: Kernel) -> None:
 
 
 def test_mistakes_are_explained(notebook: Kernel) -> None:
-    outcome = notebook.execute("%%ranks 0-9\n1")
-    assert (outcome.error or "").startswith(
-        "NoSuchRankError: ranks='0-9': there is no rank 2: this session has 2 ranks, 0 to 1."
-    )
+    no_rank = "NoSuchRankError: ranks='0-9': there is no rank 2: this session has 2 ranks, 0 to 1."
+    assert refusal(notebook, "%%ranks 0-9\n1").startswith(no_rank)
     assert "there is no session of this name" in notebook.execute("%%ranks -s nowhere\n1").stderr
-    assert (notebook.execute("session.push({'a b': 1})").error or "").startswith(
-        "ConfigError: 'a b' cannot be the name"
-    )
-    assert "Pass the code as text" in (notebook.execute("session.execute(print)").error or "")
-    assert "pass the name as text" in (notebook.execute("session[0]").error or "")
-    assert "pull() names no variable. Write session.pull('x')." in (notebook.execute("session.pull()").error or "")
-    assert "pass names and values: session.push(x=1)" in (notebook.execute("session.push('x')").error or "")
+    assert refusal(notebook, "session.push({'a b': 1})").startswith("ConfigError: 'a b' cannot be the name")
+    assert "Pass the code as text" in refusal(notebook, "session.execute(print)")
+    assert "pass the name as text" in refusal(notebook, "session[0]")
+    assert "pull() names no variable. Write session.pull('x')." in refusal(notebook, "session.pull()")
+    assert "pass names and values: session.push(x=1)" in refusal(notebook, "session.push('x')")
     assert "`%%ranks?` lists the options." in notebook.execute("%%ranks --nothing\n1").stderr
 
 
@@ -208,30 +202,29 @@ def test_rich_output_is_that_of_the_chosen_rank_or_of_all(notebook: Kernel) -> N
     run_cell(notebook, "%%ranks\nfrom IPython.display import HTML, display")
     chosen = run_cell(notebook, "%%ranks --display 1\ndisplay(HTML(f'<b>{rank}</b>'))\nHTML(f'<i>{rank}</i>')")
     assert [display["data"].get("text/html") for display in chosen.displays] == ["<b>1</b>", "<i>1</i>"]
-    every = run_cell(
-        notebook, "%%ranks --display all\ndisplay(HTML(f'<b>{rank}</b>'))\nHTML(f'<i>{rank}</i>')"
-    ).displays
-    assert len(every) == 1
-    html = every[0]["data"]["text/html"]
+    code = "%%ranks --display all\ndisplay(HTML(f'<b>{rank}</b>'))\nHTML(f'<i>{rank}</i>')"
+    (every,) = run_cell(notebook, code).displays
+    html = every["data"]["text/html"]
     assert html.count('type="radio"') == 2
     assert "<b>0</b></div><div><i>0</i>" in html
     assert "<b>1</b></div><div><i>1</i>" in html
-    assert (notebook.execute("%%ranks 1 --display 0\n1").error or "").startswith(
-        "ConfigError: display='0' names no rank that runs the cell: rank 1."
-    )
+    no_rank = "ConfigError: display='0' names no rank that runs the cell: rank 1."
+    assert refusal(notebook, "%%ranks 1 --display 0\n1").startswith(no_rank)
 
 
 def test_table_of_variables_marks_those_that_differ(notebook: Kernel) -> None:
     run_cell(notebook, "%%ranks\nequal = torch.ones(2, 3)\nother = torch.full((2,), float(rank))\nif rank: lonely = 1")
     run_cell(notebook, "%%ranks\nlayer = torch.nn.Linear(2, 1)\nwith torch.no_grad(): layer.weight.fill_(rank)")
-    states = "{n: (names[n].value, names[n].state) for n in ('equal', 'other', 'lonely', 'layer')}"
-    assert ast.literal_eval(run_cell(notebook, f"names = session.who()\n{states}").result or "") == {
+    states = (
+        "names = session.who()\n{n: (names[n].value, names[n].state) for n in ('equal', 'other', 'lonely', 'layer')}"
+    )
+    assert evaluate(notebook, states) == {
         "equal": ("(2, 3) float32", "same"),
         "other": ("(2,) float32", "differs"),
         "lonely": ("1", "missing"),
         "layer": ("3 parameters", "differs"),
     }
-    assert run_cell(notebook, "'layer' in names.differing, 'equal' in names.differing").result == "(True, False)"
+    assert evaluate(notebook, "'layer' in names.differing, 'equal' in names.differing") == (True, False)
     assert "only rank 1" in run_cell(notebook, "print(names)").stdout
 
 
@@ -252,8 +245,7 @@ def test_names_of_the_ranks_complete_inside_their_cells_alone(notebook: Kernel) 
     # The first line may name another session.
     run_cell(notebook, "other = Session(1, devices='cpu'); other.execute('rare_name = 1')")
     assert run_cell(notebook, "completed('%%ranks -s other\\nrare_n')").result == r"['%%ranks -s other\nrare_name']"
-    inspected = "get_ipython().kernel.do_inspect('%%ranks 0 --session other\\nrare_name', 30)['found']"
-    assert run_cell(notebook, inspected).result == "True"
+    assert evaluate(notebook, "get_ipython().kernel.do_inspect('%%ranks 0 --session other\\nrare_name', 30)['found']")
     assert "unusual_name" in (run_cell(notebook, "completed('%%ranks -s \\nunusual_n')").result or "")
     run_cell(notebook, "other.close()")
     # A busy rank is not asked.
@@ -279,11 +271,11 @@ def look():
 def test_many_cells_leave_no_descriptors_lines_or_folders(notebook: Kernel) -> None:
     run_cell(notebook, f"import os\nhome = os.environ['NOTEBOOK_LAUNCHER_RUNS']\n{LOOK}session.execute({LOOK!r})")
     seen = "look(), session.execute('look()')[:], len(os.listdir(home)) if os.path.exists(home) else 0"
-    (fds, lines), ranks, folders = ast.literal_eval(run_cell(notebook, seen).result or "")
+    (fds, lines), ranks, folders = evaluate(notebook, seen)
     run_cell(notebook, "for number in range(40): session.execute(f'def made(): return {number}\\nmade()')")
     run_cell(notebook, "session.execute('print(1)')")
-    assert "ZeroDivisionError" in (notebook.execute("%%ranks\n1 / 0").error or "")
-    (later_fds, later_lines), later_ranks, later_folders = ast.literal_eval(run_cell(notebook, seen).result or "")
+    assert "ZeroDivisionError" in refusal(notebook, "%%ranks\n1 / 0")
+    (later_fds, later_lines), later_ranks, later_folders = evaluate(notebook, seen)
     assert later_fds <= fds + 4  # Of the threads that ended last.
     assert (later_lines, later_folders) == (lines, folders)
     for (now, cells), (then, cells_before) in zip(later_ranks, ranks, strict=True):
@@ -296,7 +288,7 @@ def test_extension_starts_and_ends_ranks_of_its_own(notebook: Kernel) -> None:
     assert run_cell(notebook, "%ranks 2 devices=cpu output=all").stdout.startswith("2 ranks: <Session of 2 CPU ranks")
     assert "[all] 3" in run_cell(notebook, "%%ranks\n1 + 2").stdout
     assert (notebook.execute("%ranks many").stderr or "").startswith("UsageError: %ranks many: write `%ranks 4`")
-    assert "unknown option sed=" in (notebook.execute("%ranks 2 sed=1").error or "")
+    assert "unknown option sed=" in refusal(notebook, "%ranks 2 sed=1")
     assert "[all] 3" in run_cell(notebook, "%%ranks\n1 + 2").stdout
     run_cell(notebook, "%ranks close")
     assert notebook.execute("%%ranks\n1").stderr.startswith("UsageError: no session is active.")
@@ -309,37 +301,22 @@ def test_extension_starts_and_ends_ranks_of_its_own(notebook: Kernel) -> None:
     run_cell(notebook, "session.activate()")
 
 
-@pytest.mark.parametrize(
-    ("named", "ranks"),
-    [
-        (None, None),
-        ("all", None),
-        ("0-3", None),
-        (2, (2,)),
-        ("2", (2,)),
-        ("2,0", (0, 2)),
-        ("1-3", (1, 2, 3)),
-        ("0, 2-3", (0, 2, 3)),
-        ([3, 1, 1], (1, 3)),
-        (range(2), (0, 1)),
-    ],
-)
-def test_ranks_are_found_in_every_form(named: object, ranks: tuple[int, ...] | None) -> None:
-    assert selected_ranks(named, 4) == ranks
+NAMED: list[tuple[object, tuple[int, ...] | None]] = [
+    *((None, None), ("all", None), ("0-3", None), (2, (2,)), ("2", (2,)), ("2,0", (0, 2)), ("1-3", (1, 2, 3))),
+    *(("0, 2-3", (0, 2, 3)), ([3, 1, 1], (1, 3)), (range(2), (0, 1))),
+]
+NO_RANK = r"there is no rank (4|-1): this session has 4 ranks, 0 to 3\."
+NO_RANKS = r"names no ranks\. Write a rank \(2\)"
+REFUSED: list[tuple[object, str]] = [
+    *((named, NO_RANK) for named in (4, "0,4", [-1, 4])),
+    ("0,3-1", r"ranks='0,3-1': 3-1 is empty\. Did you mean 1-3\?"),
+    *((named, NO_RANKS) for named in ("some", "1-", 1.5, [True], "1;2", [])),
+]
 
 
-@pytest.mark.parametrize("named", [4, "0,4", [-1, 4]])
-def test_rank_that_does_not_exist_is_refused_with_those_that_do(named: object) -> None:
-    with pytest.raises(NoSuchRankError, match=r"there is no rank (4|-1): this session has 4 ranks, 0 to 3\."):
-        selected_ranks(named, 4)
-
-
-def test_range_that_runs_backwards_is_refused_with_the_one_that_is_meant() -> None:
-    with pytest.raises(ConfigError, match=r"ranks='0,3-1': 3-1 is empty\. Did you mean 1-3\?"):
-        selected_ranks("0,3-1", 4)
-
-
-@pytest.mark.parametrize("named", ["some", "1-", 1.5, [True], "1;2", []])
-def test_unclear_ranks_are_refused_with_examples(named: object) -> None:
-    with pytest.raises(ConfigError, match=r"names no ranks\. Write a rank \(2\)"):
-        selected_ranks(named, 4)
+def test_ranks_are_found_in_every_form_and_refused_with_those_that_can_be_meant() -> None:
+    for named, ranks in NAMED:
+        assert selected_ranks(named, 4) == ranks
+    for named, message in REFUSED:
+        with pytest.raises(NoSuchRankError if message is NO_RANK else ConfigError, match=message):
+            selected_ranks(named, 4)

@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from notebook_launcher.kernel.display import console
-from notebook_launcher.kernel.display.console import Console, Status, Text, label
+from notebook_launcher.kernel.display.console import Console, Status, Text
 from notebook_launcher.kernel.display.kept_lines import TextBlock, num_bytes
-from notebook_launcher.wording import rank_list
 from tests.support.console_cell import Cell
 
 
@@ -110,6 +109,11 @@ PLAYS: dict[str, tuple[int, list[Any]]] = {
         3,
         [err("\r10 %"), err("\r10 %", 1), err("\r20 %", 2), [Status("[ranks 0,1] 10 %\n[rank 2] 20 %")]],
     ),
+    "a bar ends on standard output, and a warning after it on standard error": (
+        1,
+        [err("\r100 %\ncareful\n"), [Text("stdout", "100 %\n"), Text("stderr", "careful\n")]],
+    ),
+    "ranks in a row are a span": (4, [*(out("x\n", rank) for rank in (3, 0, 1)), "[ranks 0,1,3] x\n"]),
     "printing beside a bar leaves the bar live": (
         1,
         [err("\r10 %"), out("loss 0.1\n"), [Text("stdout", "loss 0.1\n"), Status("10 %")]],
@@ -130,17 +134,6 @@ def test_console_shows(behaviour: str) -> None:
             cell.console.notice(*step)
         else:
             assert cell.finish() == step
-
-
-def test_bar_ends_on_standard_output_and_a_warning_after_it_on_standard_error():
-    cell = Cell()
-    cell.feed("\r100 %\ncareful\n", stream="stderr")
-    cell.finish()
-    messages = [message for batch in cell.batches for message in batch]
-    assert [message for message in messages if isinstance(message, Text)] == [
-        Text("stdout", "100 %\n"),
-        Text("stderr", "careful\n"),
-    ]
 
 
 def test_first_line_is_published_at_once_and_the_next_a_tick_later_unless_forced():
@@ -189,15 +182,6 @@ def test_characters_may_be_split_over_chunks(size):
         cell.feed("", stream="stderr")
     assert cell.finish() == "héllo € 😀\n"
     assert cell.console.logs[0].text() == "héllo € 😀\n"
-
-
-@pytest.mark.parametrize(
-    ("ranks", "text"),
-    [([1], "rank 1"), ([0, 1], "ranks 0, 1"), ([2, 0, 1], "ranks 0-2"), ([0, 2, 3, 4, 7], "ranks 0, 2-4, 7")],
-)
-def test_rank_list_joins_consecutive_ranks(ranks, text):
-    assert rank_list(ranks) == text
-    assert label(ranks) == f"[{text.replace(', ', ',')}] "
 
 
 def test_folding_never_changes_the_order_of_a_ranks_own_lines():

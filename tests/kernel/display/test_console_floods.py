@@ -13,7 +13,7 @@ from notebook_launcher.kernel.display.kept_lines import RankLog
 from tests.support.console_cell import Cell
 
 
-def left_out_of(lines: list[str]) -> tuple[int, int]:
+def gap_in(lines: list[str]) -> tuple[int, int]:
     """Return the place of the line about what is left out, and the number that it tells."""
     (gap,) = [place for place, line in enumerate(lines) if line.startswith("...")]
     left_out = int(lines[gap].split()[1].replace(",", ""))
@@ -21,15 +21,31 @@ def left_out_of(lines: list[str]) -> tuple[int, int]:
     return gap, left_out
 
 
-def test_middle_of_a_flood_is_left_out_and_counted():
-    cell = Cell(2)
-    num_lines = 200_000
+def kept(cell: Cell) -> list[str]:
+    lines = cell.finish().splitlines()
+    assert len(lines) <= 10_000
+    assert sum(kept_lines.num_bytes(line + "\n") for line in lines) <= 1_000_000
+    return lines
+
+
+def flood(cell: Cell, num_lines: int, width: int = 0) -> None:
     for start in range(0, num_lines, 1000):
-        cell.feed("".join(f"line {number}\n" for number in range(start, start + 1000)), rank=start // 1000 % 2)
-    shown = cell.finish().splitlines()
-    _, left_out = left_out_of(shown)
-    assert len(shown) - 1 + left_out == num_lines
-    assert (shown[0], shown[-1]) == ("[rank 0] line 0", f"[rank 1] line {num_lines - 1}")
+        cell.feed("".join(f"{n:{width}}\n" for n in range(start, start + 1000)), rank=start // 1000 % 2)
+        if cell.kept_in and start % 20_000 == 0:
+            cell.tick()
+
+
+@pytest.mark.parametrize(("kept_in", "width"), [(None, 10), ("run.logs(rank)", 10), ("run.logs(rank)", 300)])
+def test_beginning_and_end_of_a_flood_are_shown_and_the_rest_is_counted(kept_in, width):
+    cell, num_lines = Cell(2, kept_in=kept_in), 200_000
+    flood(cell, num_lines, width)
+    lines = cell.finish().splitlines() if kept_in is None else kept(cell)
+    _, left_out = gap_in(lines)
+    assert len(lines) - 1 + left_out == num_lines
+    assert [int(line.removeprefix("[rank 0]")) for line in lines[:1000]] == list(range(1000))
+    assert [int(line.removeprefix("[rank 1]")) for line in lines[-700:]] == list(range(num_lines - 700, num_lines))
+    assert len(lines) > 9_000 or width == 300
+    assert sum(map(len, lines)) > 700_000 or (kept_in and width == 10)
     assert sum(log.text().count("\n") for log in cell.console.logs) == num_lines
 
 
@@ -49,30 +65,6 @@ def test_very_long_line_is_cut_and_takes_no_memory():
 # What stays in a cell.
 
 
-def kept(cell: Cell) -> list[str]:
-    lines = cell.finish().splitlines()
-    assert len(lines) <= 10_000
-    assert sum(kept_lines.num_bytes(line + "\n") for line in lines) <= 1_000_000
-    return lines
-
-
-@pytest.mark.parametrize("width", [10, 300])
-def test_cell_keeps_beginning_and_end_of_a_flood_and_counts_the_rest(width):
-    cell = Cell(2, kept_in="run.logs(rank)")
-    num_lines = 200_000
-    for start in range(0, num_lines, 1000):
-        cell.feed("".join(f"{n:{width}}\n" for n in range(start, start + 1000)), rank=start // 1000 % 2)
-        if start % 20_000 == 0:
-            cell.tick()
-    lines = kept(cell)
-    _, left_out = left_out_of(lines)
-    assert len(lines) - 1 + left_out == num_lines
-    assert [int(line.removeprefix("[rank 0]")) for line in lines[:1000]] == list(range(1000))
-    assert [int(line.removeprefix("[rank 1]")) for line in lines[-700:]] == list(range(num_lines - 700, num_lines))
-    assert len(lines) > 9_000 or width == 300
-    assert sum(map(len, lines)) > 700_000 or width == 10
-
-
 def test_cell_that_has_room_for_everything_leaves_nothing_out():
     cell = Cell(4, kept_in="run.logs(rank)")
     for start in range(0, 9000, 100):
@@ -81,11 +73,6 @@ def test_cell_that_has_room_for_everything_leaves_nothing_out():
         if start < 4000:
             cell.tick()
     assert kept(cell)[:4000] == [f"[ranks 0-3] line {number}" for number in range(4000)]
-    few = Cell(2, kept_in="run.logs(rank)")
-    for start in range(0, 9000, 100):
-        few.feed("".join(f"{number}\n" for number in range(start, start + 100)))
-        few.tick()
-    assert [line.removeprefix("[rank 0] ") for line in kept(few)] == list(map(str, range(9000)))
 
 
 def test_flood_shows_its_newest_lines_live_and_how_many_wait():
@@ -144,9 +131,8 @@ def test_the_launchers_last_line_comes_after_the_end_of_each_rank():
     cell.console.finish()
     cell.console.notice("f: done in 703 ms")
     lines = kept(cell)
-    (gap,) = [place for place, line in enumerate(lines) if line.startswith("...")]
-    assert lines[0] == "f: 2 CPU ranks"
-    assert lines[gap].startswith("... 14,502 lines of ranks 0, 1 left out here")
+    gap, left_out = gap_in(lines)
+    assert (lines[0], left_out) == ("f: 2 CPU ranks", 14_502)
     for rank in range(2):
         assert [f"[rank {rank}] line 11999 of {rank}", f"[rank {rank}] the end of {rank}"] == [
             line for line in lines if f"of {rank}" in line
@@ -211,20 +197,13 @@ def test_tail_returns_the_last_lines_of_a_log(num_lines):
     assert log.tail(num_lines) == tuple([*lines, "last"][-num_lines:] if num_lines else [])
 
 
-def test_log_leaves_memory_and_no_file_with_a_name(tmp_path, monkeypatch):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+@pytest.mark.parametrize("folder", ["", "missing"], ids=["in a file", "where no file can be made"])
+def test_long_log_leaves_no_file_with_a_name_and_stays_in_memory_where_none_can_be_made(tmp_path, monkeypatch, folder):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / folder))
     log = RankLog()
-    for _ in range(50):
-        log.write("é" * 50_000)
-    assert len(log._memory) <= kept_lines.SPOOL_LIMIT
+    for number in range(50):
+        log.write(f"é{number}" * 30_000 + "\n")
+    assert (len(log._memory) <= kept_lines.SPOOL_LIMIT) is not bool(folder)
     assert os.listdir(tmp_path) == []  # noqa: PTH208
-    assert log.text() == "é" * 2_500_000
-
-
-def test_log_stays_in_memory_where_no_file_can_be_made(tmp_path, monkeypatch):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
-    log = RankLog()
-    for number in range(3):
-        log.write(f"{number}" * 1_000_000 + "\n")
-    assert len(log.text()) == 3_000_003
-    assert log.tail(1) == ("2" * 1_000_000,)
+    assert log.text() == "".join(f"é{number}" * 30_000 + "\n" for number in range(50))
+    assert log.tail(1) == ("é49" * 30_000,)

@@ -1,4 +1,4 @@
-"""The line of progress where there are no widgets: a terminal, a pipe, a file, a notebook that a program runs."""
+"""The line of progress in a terminal, where there are no widgets."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import os
 import pty
 import re
 import struct
-import subprocess
 import sys
 import termios
 import unicodedata
@@ -18,21 +17,6 @@ from tests.support.kernels import ROOT
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-PROGRAM = """
-import time
-from notebook_launcher import notebook_launch, report, track
-
-def train():
-    for step in track(range(200), description="epoch 1"):
-        time.sleep(0.01)
-        report(step=step, loss=1.0)
-
-if __name__ == "__main__":
-    notebook_launch(train, 2)
-    print("the end")
-"""
-ENVIRONMENT = {"PYTHONPATH": str(ROOT), "NOTEBOOK_LAUNCHER_RUNS": "off", "TERM": "xterm", "COLUMNS": "100"}
 
 
 def screen(written: str) -> list[str]:
@@ -69,8 +53,9 @@ def test_line_of_progress_never_wraps_also_when_the_terminal_is_resized(tmp_path
     program.write_text(LONG, encoding="utf-8")
     pid, terminal = pty.fork()
     if pid == 0:
-        environment = {name: value for name, value in {**os.environ, **ENVIRONMENT}.items() if name != "COLUMNS"}
-        os.execve(sys.executable, [sys.executable, str(program)], {**environment, "DONE": str(done)})
+        ours = {"PYTHONPATH": str(ROOT), "NOTEBOOK_LAUNCHER_RUNS": "off", "TERM": "xterm", "DONE": str(done)}
+        environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+        os.execve(sys.executable, [sys.executable, str(program)], {**environment, **ours})
     resize(terminal, 80)
     written = b""
     with contextlib.suppress(OSError):  # EIO: nobody holds the terminal any more.
@@ -96,17 +81,3 @@ def test_line_of_progress_never_wraps_also_when_the_terminal_is_resized(tmp_path
 
 def resize(terminal: int, columns: int) -> None:
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("4H", 24, columns, 0, 0))
-
-
-def test_file_gets_no_line_of_progress(tmp_path: Path) -> None:
-    program = tmp_path / "program.py"
-    program.write_text(PROGRAM)
-    with (tmp_path / "written").open("w+b") as file:
-        environment = {**os.environ, **ENVIRONMENT}
-        subprocess.run([sys.executable, program], stdout=file, stderr=file, env=environment, check=True)
-        file.seek(0)
-        written = file.read().decode()
-    assert [line.partition(" ")[0] for line in written.splitlines()] == ["train:", "train:", "the"]
-    assert "\r" not in written
-    assert "\x1b" not in written
-    assert "it/s" not in written

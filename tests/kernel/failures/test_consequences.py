@@ -31,6 +31,7 @@ def report(type_name: str, message: str, *filenames: str) -> ExceptionReport:
 
 
 GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/"
+NCCL = "NCCL error in: ../torch/csrc/distributed/c10d/NCCLUtils.hpp:"
 LOST_PEERS = [
     ("RuntimeError", f"{GLOO}pair.cc:547] Connection closed by peer [127.0.0.1]:28912"),
     ("RuntimeError", f"{GLOO}pair.cc:538] Read error [127.0.0.1]:2891: Connection reset by peer"),
@@ -40,10 +41,7 @@ LOST_PEERS = [
     ("RuntimeError", "Rank 1 failed to pass monitoredBarrier in 30000 ms"),
     (
         "RuntimeError",
-        (
-            "[Rank 0]: Rank 1 failed to pass monitoredBarrier in 30000 ms\n Original exception:\n"
-            f"{GLOO}pair.cc:547] Connection closed by peer [127.0.0.1]:28912"
-        ),
+        f"[Rank 0]: Rank 1 failed to pass monitoredBarrier in 30000 ms\n{GLOO}pair.cc:547] Connection closed",
     ),
     (STORE, "wait timeout after 300000ms, keys: /default_pg/0//cpu//0/1"),
     (STORE, "Timed out after 61 seconds waiting for clients. 1/2 clients joined."),
@@ -51,20 +49,10 @@ LOST_PEERS = [
     (NETWORK, "Failed to recv, got 0 bytes. Connection was likely closed. Did the remote server shutdown or crash?"),
     (
         BACKEND,
-        (
-            "NCCL error in: ../torch/csrc/distributed/c10d/NCCLUtils.hpp:166, remote process exited or there was a "
-            "network error, NCCL version 2.21.5\nncclRemoteError: A call failed possibly due to a network error or a "
-            "remote process exiting prematurely."
-        ),
+        f"{NCCL}166, remote process exited or there was a network error, NCCL version 2.21.5\nncclRemoteError: A call",
     ),
     (BACKEND, "NCCL communicator was aborted on rank 1."),
-    (
-        BACKEND,
-        (
-            "[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=5, OpType=ALLREDUCE, NumelIn=8, "
-            "NumelOut=8, Timeout(ms)=600000) ran for 600010 milliseconds before timing out."
-        ),
-    ),
+    (BACKEND, "[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=5, OpType=ALLREDUCE, NumelIn=8"),
 ]
 OWN_ERRORS = [
     ("RuntimeError", "Detected mismatch between collectives on ranks. Rank 1 is running collective: ALLREDUCE"),
@@ -74,13 +62,7 @@ OWN_ERRORS = [
     ("ValueError", "Default process group has not been initialized, please make sure to call init_process_group."),
     ("ConnectionError", "Connection reset by peer"),
     ("TimeoutError", "timed out"),
-    (
-        BACKEND,
-        (
-            "NCCL error in: ../torch/csrc/distributed/c10d/NCCLUtils.hpp:268, unhandled cuda error, NCCL version "
-            "2.21.5\nncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\nCUDA error: out of memory"
-        ),
-    ),
+    (BACKEND, f"{NCCL}268, unhandled cuda error, NCCL version 2.21.5\nLast error:\nCUDA error: out of memory"),
 ]
 
 
@@ -97,15 +79,9 @@ def test_other_errors_of_a_collective_are_the_ranks_own(type_name: str, message:
     assert not is_victim(report(type_name, message, IN_COLLECTIVE))
 
 
-@pytest.mark.parametrize(
-    ("message", "filenames"),
-    [
-        ("DataLoader timed out after 5 seconds", (IN_LOADER,)),
-        ("Connection reset by peer", ()),
-    ],
-)
-def test_the_same_words_outside_of_a_collective_are_the_ranks_own(message: str, filenames: tuple[str, ...]) -> None:
-    assert not is_victim(report("RuntimeError", message, *filenames))
+def test_the_same_words_outside_of_a_collective_are_the_ranks_own() -> None:
+    assert not is_victim(report("RuntimeError", "DataLoader timed out after 5 seconds", IN_LOADER))
+    assert not is_victim(report("RuntimeError", "Connection reset by peer"))
 
 
 def test_error_of_a_checkpoint_that_another_rank_reports_is_a_consequence() -> None:
@@ -202,10 +178,9 @@ def test_failure_adds_the_advice_that_torch_omits(train: Callable[[], None], sha
 @pytest.mark.parametrize(
     "text",
     [
-        "Attempted to flatten unevenly sharded dimension 0, which would require resharding the input.",
-        "Sharding propagation failed for Op(op=aten.view.default, args_schema=Spec(S(0) on (3, 3)), [-1] @ mesh: (2,))",
+        "Attempted to flatten unevenly sharded dimension 0, which would require resharding the input.",  # torch 2.11
+        "Sharding propagation failed for Op(op=aten.view.default, args_schema=Spec(S(0) on (3, 3)),",  # torch 2.9
     ],
-    ids=["torch-2.11", "torch-2.9"],
 )
 def test_words_of_older_torch_get_the_advice_too(text: str) -> None:
     (advice,) = advice_on(text)

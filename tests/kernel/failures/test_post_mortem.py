@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.programs import end, read_until, surroundings
+from tests.support.warm_kernels import run_cell
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -58,25 +59,19 @@ def session(module_kernel: Kernel) -> Iterator[Kernel]:
     failed = module_kernel.execute("session = Session(2, output='none')\nsession.run(train)")
     assert failed.error == "ValueError: bad batch"
     yield module_kernel
-    closed = module_kernel.execute("session.close()")
-    assert closed.error is None, closed.traceback
-
-
-class Answers:
-    """Types commands at the prompts of a debugger, and keeps the prompts."""
-
-    def __init__(self, *commands: str) -> None:
-        self.prompts: list[str] = []
-        self._commands = iter(commands)
-
-    def __call__(self, prompt: str, _is_password: bool) -> str:  # as a kernel calls it
-        self.prompts.append(prompt)
-        return next(self._commands)
+    run_cell(module_kernel, "session.close()")
 
 
 def answered(kernel: Kernel, code: str, *commands: str) -> tuple[Outcome, list[str]]:
-    answers = Answers(*commands)
-    return kernel.execute(code, answer_input=answers), answers.prompts
+    """Run a cell, type commands at the prompts of its debugger, and return the prompts, too."""
+    prompts: list[str] = []
+    left = iter(commands)
+
+    def answer(prompt: str, _is_password: bool) -> str:  # as a kernel calls it
+        prompts.append(prompt)
+        return next(left)
+
+    return kernel.execute(code, answer_input=answer), prompts
 
 
 def test_debug_opens_the_frames_of_the_culprit(session: Kernel) -> None:
@@ -101,10 +96,15 @@ def test_debug_opens_the_frames_of_the_culprit(session: Kernel) -> None:
     assert session.execute("print(session.run(pid)[:] != [])").stdout == "True\n"
 
 
-def test_debug_magic_opens_the_rank_of_the_last_exception(session: Kernel) -> None:
+def test_debug_magic_opens_the_rank_of_the_last_exception_and_a_rank_that_dies_there_is_started_again(
+    session: Kernel,
+) -> None:
     outcome, prompts = answered(session, "%debug", "p batch", "q")
     assert prompts == ["(rank 1 pdb) "] * 2
     assert "7\n" in outcome.stdout
+    died, _ = answered(session, "session.debug()", "import os; os._exit(3)")
+    assert "rank 1 died in the debugger" in str(died.error)
+    assert session.execute("print(len(session.run(pid)))").stdout == "2\n"
 
 
 @pytest.mark.parametrize("call", [
@@ -146,10 +146,10 @@ def test_debug_gives_the_reason_why_it_cannot_open(session: Kernel) -> None:
     assert session.execute("print(reason)").stdout.startswith("session.debug() opens a debugger, whose prompt must be")
 
 
-@pytest.mark.parametrize("code", ["session.debug()", "notebook_launch(train, 2, debug=True)"])
-def test_debugger_is_refused_where_no_answer_is_possible(session: Kernel, code: str) -> None:
-    outcome = session.execute(code)
-    assert "prompt must be answered: this front end cannot ask for input (nbclient" in (outcome.error or "")
+def test_debugger_is_refused_where_no_answer_is_possible(session: Kernel) -> None:
+    for code in ("session.debug()", "notebook_launch(train, 2, debug=True)"):
+        outcome = session.execute(code)
+        assert "prompt must be answered: this front end cannot ask for input (nbclient" in (outcome.error or "")
 
 
 def test_debug_option_asks_before_the_peers_are_stopped(session: Kernel) -> None:
@@ -175,12 +175,6 @@ def test_interrupt_at_the_prompt_of_the_option_names_the_failure(session: Kernel
     assert "KeyboardInterrupt: train was stopped; rank 1 had failed before" in outcome.traceback
     assert "not in it" not in outcome.stdout
     assert "cmdloop" not in outcome.stdout
-
-
-def test_rank_that_dies_in_the_debugger_is_started_again(session: Kernel) -> None:
-    outcome, _ = answered(session, "session.debug()", "import os; os._exit(3)")
-    assert "rank 1 died in the debugger" in str(outcome.error)
-    assert session.execute("print(len(session.run(pid)))").stdout == "2\n"
 
 
 def test_debug_magic_opens_the_rank_in_the_ipython_of_a_terminal(tmp_path: Path) -> None:

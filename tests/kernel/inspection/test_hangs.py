@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
+import torch.distributed as dist
 
 from notebook_launcher import Session, launch, notebook_launch, report
 from notebook_launcher.engines.board import Pulse
@@ -27,9 +29,9 @@ LINE = re.escape(__file__) + r", line \d+"
 
 
 @contextlib.contextmanager
-def launched(function: Callable[..., Any], *args: Any, **options: Any) -> Iterator[Run]:
+def launched(function: Callable[..., Any], *args: Any, hang_notice: float | None = SOON) -> Iterator[Run]:
     """A run on two ranks that is stopped at the end, if it has not ended by then."""
-    run = launch(function, 2, args=args, **{"hang_notice": SOON, "output": "none", **options})
+    run = launch(function, 2, args=args, hang_notice=hang_notice, output="none")
     try:
         yield run
     finally:
@@ -49,9 +51,6 @@ def wait_for(path: Path) -> None:
 
 
 def late_rank(gate: Path) -> None:
-    import torch
-    import torch.distributed as dist
-
     if dist.get_rank() == 1:
         wait_for(gate)
     dist.all_reduce(torch.ones(1))
@@ -84,9 +83,6 @@ def test_wait_shows_in_state_and_ranks_until_the_late_rank_comes(tmp_path: Path)
 
 
 def cross_over(gate: Path) -> None:
-    import torch
-    import torch.distributed as dist
-
     if dist.get_rank() == 0:
         dist.barrier()
     else:
@@ -108,9 +104,6 @@ def test_ranks_in_different_collectives_are_all_named(tmp_path: Path) -> None:
 
 
 def receive_only() -> None:
-    import torch
-    import torch.distributed as dist
-
     dist.recv(torch.ones(1), src=1 - dist.get_rank())
 
 
@@ -120,9 +113,7 @@ def test_ranks_that_all_wait_for_each_other_are_named_though_each_has_entered() 
 
 
 def backward_on_one(gate: Path) -> None:
-    import torch
     import torch._dynamo.convert_frame  # takes long
-    import torch.distributed as dist
 
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))
     loss = model(torch.ones(1, 1)).sum()
@@ -181,8 +172,6 @@ def test_rank_that_waits_for_its_gpu_while_a_peer_is_elsewhere_is_named(tmp_path
 
 
 def return_early() -> None:
-    import torch.distributed as dist
-
     if dist.get_rank() == 0:
         dist.barrier()
 
@@ -203,9 +192,6 @@ def asked_for_stacks(pid: int | str) -> int:
 
 
 def uneven_steps(seconds: float) -> int:
-    import torch
-    import torch.distributed as dist
-
     until = time.monotonic() + seconds
     going = torch.ones(1)
     while going:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 
-from notebook_launcher import RankFailedError, RunTimeoutError, notebook_launch
+from notebook_launcher import Accelerator, RankFailedError, RunTimeoutError, notebook_launch
 from notebook_launcher.kernel.inspection.hangs import FLIGHT_RECORDER, SUGGESTION, suggestion
 from notebook_launcher.kernel.inspection.stacks import Stacks
 
@@ -15,18 +19,11 @@ CALLS = {0: "all_reduce", 1: "barrier"}
 
 
 def leave_early() -> None:
-    import torch.distributed as dist
-
     if dist.get_rank() == 0:
         dist.barrier()
 
 
 def train_and_reduce_by_rank() -> Any:
-    import torch
-    import torch.distributed as dist
-
-    from notebook_launcher import Accelerator
-
     accelerator = Accelerator(cpu=True)
     prepared = accelerator.prepare(torch.nn.Linear(2, 2))
     wrapped = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
@@ -39,7 +36,7 @@ def test_mismatch_names_the_shapes_and_the_line_of_each_rank_also_after_training
     with pytest.raises(RuntimeError, match="Detected mismatch") as caught:
         notebook_launch(train_and_reduce_by_rank, 3, devices="cpu", check_collectives=True, **QUIET)
     shown = "\n".join(caught.value._render_traceback_())  # type: ignore[attr-defined]
-    line = f"{__file__}, line {train_and_reduce_by_rank.__code__.co_firstlineno + 11}: dist.all_reduce(torch.ones("
+    line = f"{__file__}, line {train_and_reduce_by_rank.__code__.co_firstlineno + 6}: dist.all_reduce(torch.ones("
     assert "The ranks were in collectives that do not match:\n" in shown
     assert f"\n  ranks 0, 1: all_reduce of float [10], {line}" in shown
     assert f"\n  rank 2: all_reduce of float [11], {line}" in shown
@@ -75,23 +72,13 @@ def test_rank_that_returned_is_not_a_mismatch() -> None:
 
 
 def reduce_in_backward() -> None:
-    import torch
-    import torch.distributed as dist
-
-    from notebook_launcher import Accelerator
-
     accelerator = Accelerator(cpu=True)
-    model = accelerator.prepare(torch.nn.Linear(1, 1))
-    loss = model(torch.ones(1, 1)).sum()
+    loss = accelerator.prepare(torch.nn.Linear(1, 1))(torch.ones(1, 1)).sum()
     if dist.get_rank() == 0:
         accelerator.backward(loss)
 
 
 def gather_alone() -> None:
-    import torch
-
-    from notebook_launcher import Accelerator
-
     accelerator = Accelerator(cpu=True)
     if accelerator.is_main_process:
         accelerator.gather(torch.ones(1))
@@ -99,10 +86,7 @@ def gather_alone() -> None:
 
 @pytest.mark.parametrize(
     ("function", "call"),
-    [
-        (reduce_in_backward, r"backward, .*: accelerator\.backward\(loss\)"),
-        (gather_alone, r"gather, .*: accelerator\.gather"),
-    ],
+    [(reduce_in_backward, r"backward, .*: accelerator\.backward\(loss\)"), (gather_alone, "gather, .*: accelerator")],
 )
 def test_rank_left_waiting_in_an_operation_of_ours_is_at_the_users_line(function: Any, call: str) -> None:
     with pytest.raises(RankFailedError, match=rf"^rank 1 has returned; rank 0 still waited in {call}"):
@@ -110,9 +94,6 @@ def test_rank_left_waiting_in_an_operation_of_ours_is_at_the_users_line(function
 
 
 def abort_with(words: str) -> None:
-    import os
-    import sys
-
     print(f"  what():  {words}", file=sys.stderr, flush=True)
     os.abort()
 
@@ -120,10 +101,9 @@ def abort_with(words: str) -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        "Invalid argument: 1004 vs 4. Is there a distributed collective mismatch in your code?",
-        "[enforce fail at tcp/pair.cc:446] op.preamble.length <= op.nbytes. 1004 vs 4",
+        "Invalid argument: 1004 vs 4. Is there a distributed collective mismatch in your code?",  # torch 2.13
+        "[enforce fail at tcp/pair.cc:446] op.preamble.length <= op.nbytes. 1004 vs 4",  # torch 2.6
     ],
-    ids=["torch-2.13", "torch-2.6"],
 )
 def test_abort_of_gloo_suggests_the_check(words: str) -> None:
     with pytest.raises(RankFailedError) as caught:

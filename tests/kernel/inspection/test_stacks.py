@@ -22,7 +22,6 @@ from notebook_launcher.kernel.inspection.stacks import (
     Samples,
     StackFrame,
     Stacks,
-    ThreadStack,
     parse_stacks,
     split_dumps,
 )
@@ -31,8 +30,6 @@ from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from notebook_launcher import Run
 
 
 def stuck(function: Callable[[], Any], wanted: Callable[[Stacks], Any], num_processes: int = 2) -> Stacks:
@@ -50,9 +47,9 @@ def here(stack: RankStack) -> StackFrame:
     return stack.here
 
 
-def main(stack: RankStack) -> ThreadStack:
+def functions(stack: RankStack) -> list[str]:
     assert stack.main is not None
-    return stack.main
+    return [frame.function for frame in stack.main.user_frames]
 
 
 def calls(found: Stacks) -> list[str | None]:
@@ -76,42 +73,31 @@ def test_stacks_name_waiting_and_missing_ranks() -> None:
         f"rank 1 is not in it: train, {__file__}, line {called + 1}: time.sleep(60)"
     )
     assert str(found[0].here) == f"average, {__file__}, line {reduced}: dist.all_reduce(torch.ones(1))"
-    assert [frame.function for frame in main(found[0]).user_frames] == ["average", "train"]
+    assert functions(found[0]) == ["average", "train"]
     assert f"  {__file__}, line {called}, in train\n    average()\n" in str(found)
     assert found._repr_html_().startswith("<p>rank 0 waits in all_reduce (")
 
 
-def gather() -> None:
-    dist.all_gather_object([None] * 2, 1)
+def train(name: str) -> None:
+    model = DistributedDataParallel(torch.nn.Linear(1, 1)) if name == "backward (gradient all-reduce)" else None
+    if dist.get_rank() == 0:
+        if model is not None:
+            model(torch.ones(1, 1)).sum().backward()
+        elif name == "all_gather_object":
+            dist.all_gather_object([None] * 2, 1)
+        elif name == "DistributedDataParallel(...)":
+            DistributedDataParallel(torch.nn.Linear(1, 1))
+        else:
+            dist.all_reduce(torch.ones(1), async_op=True).wait()
 
 
-def wait() -> None:
-    dist.all_reduce(torch.ones(1), async_op=True).wait()
-
-
-def wrap() -> None:
-    DistributedDataParallel(torch.nn.Linear(1, 1))
-
-
-@pytest.mark.parametrize(
-    ("call", "name"),
-    [
-        (gather, "all_gather_object"),
-        (wait, "wait() of an asynchronous call"),
-        (wrap, "DistributedDataParallel(...)"),
-        (None, "backward (gradient all-reduce)"),
-    ],
-)
-def test_stacks_name_the_call_in_which_a_rank_waits_and_that_another_has_returned(call: Any, name: str) -> None:
-    def train() -> None:
-        model = None if call else DistributedDataParallel(torch.nn.Linear(1, 1))
-        if dist.get_rank() == 0:
-            call() if model is None else model(torch.ones(1, 1)).sum().backward()
-
+def test_stacks_name_the_call_in_which_a_rank_waits_and_that_another_has_returned() -> None:
+    ways = ("all_gather_object", "wait() of an asynchronous call", "DistributedDataParallel(...)")
     with Session(2, output="none", devices="cpu") as session:
-        run = session.launch(train)
-        until(lambda: calls(found := run.stacks()) == [name, None] and "rank 1 runs nothing" in found.verdict)
-        run.stop()
+        for name in (*ways, "backward (gradient all-reduce)"):
+            run = session.launch(train, args=(name,))
+            until(lambda: calls(found := run.stacks()) == [name, None] and "rank 1 runs nothing" in found.verdict)  # noqa: B023
+            run.stop()
 
 
 def test_main_thread_comes_first_and_others_follow() -> None:
@@ -162,8 +148,8 @@ def test_frames_of_the_package_and_of_the_parent_process_are_dropped():
             ("/home/u/notebook.py", 1, "<module>"),
         ),
     )
-    assert main(stack).frames == (StackFrame("train", "/home/u/train.py", 7),)
-    assert main(stack).name == "python"
+    (thread,) = stack.threads
+    assert (thread.name, thread.frames) == ("python", (StackFrame("train", "/home/u/train.py", 7),))
 
 
 def test_code_that_the_compiler_generates_is_not_the_users_line():
@@ -175,8 +161,8 @@ def test_code_that_the_compiler_generates_is_not_the_users_line():
     ]
     for user in ("/home/u/train.py", "<string>"):  # A file, and `python -c`.
         stack = parse_stacks(0, text_dump(*compiling, (user, 7, "train"), (user, 9, "<module>")))
-        assert [frame.function for frame in main(stack).user_frames] == ["train", "<module>"]
-        assert (here(stack).place, main(stack).is_compiling) == (f"{user}, line 7", True)
+        assert functions(stack) == ["train", "<module>"]
+        assert (here(stack).place, stack.threads[0].is_compiling) == (f"{user}, line 7", True)
 
 
 def test_idle_and_silent_ranks_are_named():
@@ -238,12 +224,10 @@ def test_fence_of_updates_is_a_wait_in_the_users_line() -> None:
     assert here(stack).place == "/home/u/train.py, line 7"
 
 
-def spin() -> int:
+def spin() -> None:
     end = time.monotonic() + 60
-    turns = 0
     while time.monotonic() < end:
-        turns += 1
-    return turns
+        pass
 
 
 def uneven() -> None:
@@ -254,29 +238,22 @@ def uneven() -> None:
     dist.barrier()
 
 
-def sampled_at_work(run: Run) -> Samples:
+def at_work(samples: Samples) -> Samples | None:
     """Return samples of a time at which rank 0 waited in the barrier, and rank 1 worked, on a busy machine too."""
-    while True:
-        samples = run.sample(0.2)
-        drawn = flame_svg(samples[:1]), flame_svg(samples[1:])
-        is_at_work = all(rank.num_samples > 2 and rank.wait_share == 0 for rank in samples[1:])
-        if "barrier: " in drawn[0] and "spin, line" in drawn[1] and samples[0].wait_share == 1 and is_at_work:
-            return samples
+    drawn = flame_svg(samples[:1]), flame_svg(samples[1:])
+    is_at_work = all(rank.num_samples > 2 and rank.wait_share == 0 for rank in samples[1:])
+    found = "barrier: " in drawn[0] and "uneven, line" in drawn[1] and "spin, line" in drawn[1]
+    return samples if found and samples[0].wait_share == 1 and is_at_work else None
 
 
 def test_samples_separate_work_from_waits(tmp_path: Path) -> None:
     run = launch(uneven, 2, output="none", monitor=False)
-    samples = sampled_at_work(run)
+    samples: Samples = until(lambda: at_work(run.sample(0.2)))
     run.stop()
-    waiting, working = samples
-    assert str(waiting) != str(working)
     assert ", 100 % of them waits for other ranks\n" in str(samples)
     assert re.search(rf"rank 1: \d+ samples\n  [\d.]+ % {re.escape(__file__)}, line 2\d", str(samples))
     samples.save(tmp_path / "flame.svg")
-    drawn = (tmp_path / "flame.svg").read_text()
-    assert drawn == samples.to_svg()
-    assert "uneven, line" in drawn
-    assert "barrier: " in drawn
+    assert (tmp_path / "flame.svg").read_text() == samples.to_svg()
     assert "<img" in samples._repr_html_()
     with pytest.raises(CallOrderError, match="the run is over"):
         run.sample(1)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import signal
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from notebook_launcher import LaunchConfig
 from notebook_launcher.engines.board import Board
-from notebook_launcher.engines.engine import FromRank, NodeLost, RankLost, SupervisorLost
+from notebook_launcher.engines.engine import FromRank, RankLost
 from notebook_launcher.kernel.plan import make_plan
 from notebook_launcher.kernel.run.attempt import RETURN_GRACE, SESSION_GRACE, SURE_GRACE, VICTIM_GRACE, Attempt
 from notebook_launcher.kernel.run.call_state import CallState, RankOutcome
@@ -23,11 +23,7 @@ from notebook_launcher.kernel.run.ladder import (
     Rung,
 )
 from notebook_launcher.messaging import board_layout, messages
-from tests.support import outcomes
-from tests.support.outcomes import BOOM, LOST_PEER, raised_record, returned_record
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from tests.support.outcomes import BOOM, LOST_PEER, raised, raised_record, returned, returned_record
 
 
 class Tree:
@@ -44,8 +40,8 @@ class Tree:
     def send(self, rank: int, record: object) -> None:
         self.sent.append((rank, record))
 
-    def send_all(self, record: object, fds: Sequence[int] = ()) -> None:
-        self.sent += [(rank, (record, *fds) if fds else record) for rank in self.pids]
+    def send_all(self, record: object, _fds: object = ()) -> None:
+        self.sent += [(rank, record) for rank in self.pids]
 
     def signal(self, ranks: tuple[int, ...], signum: int) -> None:
         self.log.append((ranks, signum))
@@ -54,29 +50,17 @@ class Tree:
         self.log.append("supervisor")
 
 
-class Clock:
-    """The time that the attempt sees; `now` is set by hand."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
 class Call:
-    """An attempt that has begun, and the moments at which it gathered stacks before a stop."""
+    """An attempt that has begun, by a clock that is set by hand, and the moments at which it gathered stacks."""
 
-    def __init__(self, clock: Clock, tree: Tree | None = None, **options: Any) -> None:
-        self.clock, self.tree = clock, tree or Tree()
-        made: Any = self.tree
+    def __init__(
+        self, tree: Tree | None = None, *, deadline: float | None = None, debug: bool = False, **options: Any
+    ) -> None:
+        self.now = 1000.0
+        self.tree: Any = tree or Tree()
+        ends = None if deadline is None else self.now + deadline
         call = messages.RunCall(call_id=1, generation=0)
-        self.attempt = Attempt(made, call, (), **{"deadline": None, "debug": False, "clock": clock, **options})
+        self.attempt = Attempt(self.tree, call, (), deadline=ends, debug=debug, clock=lambda: self.now, **options)
         self.attempt.begin()
         self.tree.sent.clear()
         self.looked: list[float] = []
@@ -87,21 +71,21 @@ class Call:
         return self
 
     def give_value(self, rank: int, call_id: int = 1) -> None:
-        self.attempt.fold(FromRank(rank, returned_record(self.clock.now, call_id=call_id), []))
+        self.attempt.fold(FromRank(rank, returned_record(self.now, call_id=call_id), []))
 
     def fail(self, rank: int, report: messages.ExceptionReport = BOOM) -> None:
-        self.attempt.fold(FromRank(rank, raised_record(report, self.clock.now), []))
+        self.attempt.fold(FromRank(rank, raised_record(report, self.now), []))
 
     def lose(self, rank: int) -> None:
         exited = messages.RankExited(
-            rank=rank, pid=self.tree.pids.pop(rank), exitcode=-9, time=self.clock.now, peak_rss=0, oom=False
+            rank=rank, pid=self.tree.pids.pop(rank), exitcode=-9, time=self.now, peak_rss=0, oom=False
         )
         self.attempt.fold(RankLost(exited))
 
     def act(self, seconds: float = 0.0) -> list[Any]:
         """Let time pass, let the attempt act, and return the signals that it sends."""
-        self.clock.now += seconds
-        self.attempt.act(lambda: self.looked.append(self.clock.now))
+        self.now += seconds
+        self.attempt.act(lambda: self.looked.append(self.now))
         told, self.tree.log = self.tree.log, []
         return told
 
@@ -112,17 +96,8 @@ class Call:
 # A failure.
 
 
-def test_call_and_its_parcel_go_to_every_rank_once() -> None:
-    tree: Any = Tree(2)
-    call = messages.RunCall(call_id=1, generation=0)
-    tree.board.ask_to_stop(together=False)
-    Attempt(tree, call, (7,), deadline=None, debug=False).begin()
-    assert tree.sent == [(0, (call, 7)), (1, (call, 7))]
-    assert not any(tree.board.memory)
-
-
-def test_attempt_without_failures_settles_once_every_rank_has_returned(clock: Clock) -> None:
-    call = Call(clock).start()
+def test_attempt_without_failures_settles_once_every_rank_has_returned() -> None:
+    call = Call().start()
     assert call.attempt.next_deadline() is None
     for rank in (0, 1):
         call.give_value(rank)
@@ -132,22 +107,25 @@ def test_attempt_without_failures_settles_once_every_rank_has_returned(clock: Cl
     assert not call.attempt.settled
     call.give_value(2)
     assert (call.attempt.settled, call.attempt.is_ending, call.attempt.rung) == (True, False, None)
+    call.act(RETURN_GRACE)
+    assert call.asked_to_leave() == []  # Nobody leaves the group once every rank has settled.
+    assert call.attempt.state.kept_group
 
 
 @pytest.mark.parametrize(("report", "grace"), [(BOOM, SURE_GRACE), (LOST_PEER, VICTIM_GRACE)])
 def test_failure_stops_the_others_after_a_grace_and_climbs_the_ladder(
-    clock: Clock, report: messages.ExceptionReport, grace: float
+    report: messages.ExceptionReport, grace: float
 ) -> None:
-    call = Call(clock).start()
+    call = Call().start()
     call.fail(1, report)
     assert call.attempt.is_ending
-    assert call.attempt.next_deadline() == clock.now + grace
+    assert call.attempt.next_deadline() == call.now + grace
     assert call.act(grace - 0.01) == []
     assert call.act(0.01) == [((0, 2), signal.SIGINT)]
     assert bool(call.looked) == (report is LOST_PEER)  # Stacks are of use where no rank is to blame yet.
     assert call.act() == []
     assert call.asked_to_leave() == [1]
-    assert call.attempt.next_deadline() == clock.now + FAILURE_BUDGETS[Rung.INTERRUPT]
+    assert call.attempt.next_deadline() == call.now + FAILURE_BUDGETS[Rung.INTERRUPT]
     call.fail(0)
     assert call.act(FAILURE_BUDGETS[Rung.INTERRUPT]) == [((2,), signal.SIGTERM)]
     assert call.act(FAILURE_BUDGETS[Rung.TERMINATE]) == [((2,), signal.SIGKILL)]
@@ -157,40 +135,24 @@ def test_failure_stops_the_others_after_a_grace_and_climbs_the_ladder(
     assert [call.attempt.state.outcomes[rank].after_stop for rank in range(3)] == [True, False, True]
 
 
-def test_a_sure_failure_shortens_the_grace_of_a_likely_consequence(clock: Clock) -> None:
-    call = Call(clock).start()
+def test_a_sure_failure_shortens_the_grace_of_a_likely_consequence() -> None:
+    call = Call().start()
     call.fail(1, LOST_PEER)
-    clock.now += 0.1
+    call.now += 0.1
     call.fail(0)
-    assert call.attempt.next_deadline() == clock.now + SURE_GRACE
+    assert call.attempt.next_deadline() == call.now + SURE_GRACE
     assert call.act(SURE_GRACE) == [((2,), signal.SIGINT)]
     assert call.looked == []
-
-
-def test_rank_that_could_not_be_started_fails_the_call(clock: Clock) -> None:
-    call = Call(clock)
-    lost = messages.RankNotStarted(rank=1, errno=11, message="no room")
-    call.attempt.fold(lost)
-    assert call.attempt.state.not_started == lost
-    assert call.act(SURE_GRACE) == [((0, 2), signal.SIGINT)]
-
-
-@pytest.mark.parametrize("event", [SupervisorLost(""), NodeLost("node 1", (1, 2), "it is silent")])
-def test_lost_tree_settles_the_call_at_once(clock: Clock, event: Any) -> None:
-    call = Call(clock).start()
-    call.attempt.fold(event)
-    assert call.attempt.settled
-    assert call.attempt.state.failed
 
 
 # A stop.
 
 
-def test_stop_interrupts_ranks_that_read_no_board_and_asks_others_first(clock: Clock) -> None:
-    call = Call(clock).start()
+def test_stop_interrupts_ranks_that_read_no_board_and_asks_others_first() -> None:
+    call = Call().start()
     call.attempt.stop()
     assert call.act() == [((0, 1, 2), signal.SIGINT)]
-    asked = Call(clock).start()
+    asked = Call().start()
     asked.tree.board.memory[board_layout.COOPERATIVE + 1] = 1
     asked.attempt.stop()
     assert asked.act() == []
@@ -201,8 +163,8 @@ def test_stop_interrupts_ranks_that_read_no_board_and_asks_others_first(clock: C
     assert asked.act(USER_BUDGETS[Rung.TERMINATE]) == [((0, 1, 2), signal.SIGKILL)]
 
 
-def test_stop_at_once_kills_and_a_rank_that_was_killed_settles_when_it_exits(clock: Clock) -> None:
-    call = Call(clock).start()
+def test_stop_at_once_kills_and_a_rank_that_was_killed_settles_when_it_exits() -> None:
+    call = Call().start()
     call.attempt.stop(at_once=True)
     assert call.act() == [((0, 1, 2), signal.SIGKILL)]
     for rank in range(3):
@@ -213,21 +175,14 @@ def test_stop_at_once_kills_and_a_rank_that_was_killed_settles_when_it_exits(clo
     assert call.attempt.settled
 
 
-def test_kill_before_any_rank_is_up_ends_the_supervisor(clock: Clock) -> None:
-    call = Call(clock)
-    call.tree.pids.clear()
-    call.attempt.stop(at_once=True)
-    assert "supervisor" in call.act()
-
-
 @pytest.mark.parametrize("case", ["limit", "stop", "kill", "failure", "failure before the limit"])
-def test_ranks_that_do_not_end_are_given_up(clock: Clock, case: str) -> None:
+def test_ranks_that_do_not_end_are_given_up(case: str) -> None:
     deadline = {"limit": 10.0, "failure before the limit": 11.0}.get(case, 1000.0)
-    call = Call(clock, deadline=clock.now + deadline).start()
-    clock.now += 10.0
+    call = Call(deadline=deadline).start()
+    call.now += 10.0
     if case.startswith("failure"):
         call.fail(1)
-        clock.now += SURE_GRACE
+        call.now += SURE_GRACE
     elif case != "limit":
         call.attempt.stop()
     call.act()
@@ -240,13 +195,13 @@ def test_ranks_that_do_not_end_are_given_up(clock: Clock, case: str) -> None:
         "kill": 11.0 + AT_ONCE_BUDGET, "failure": 10.0 + SURE_GRACE + FAILED_BUDGET,
         "failure before the limit": 11.0 + STOP_BUDGET,
     }.get(case, 10.0 + STOP_BUDGET)  # fmt: skip
-    began = clock.now
+    began = call.now
     while "supervisor" not in call.act():
         moment = call.attempt.next_deadline()
         assert moment is not None
-        clock.now = moment
-    assert clock.now - began < given_up
-    assert clock.now == pytest.approx(1000.0 + given_up)
+        call.now = moment
+    assert call.now - began < given_up
+    assert call.now == pytest.approx(1000.0 + given_up)
     assert not call.attempt.settled
     assert call.act(LAST_BUDGET) == []
     assert call.attempt.settled
@@ -254,23 +209,16 @@ def test_ranks_that_do_not_end_are_given_up(clock: Clock, case: str) -> None:
     assert call.attempt.timed_out == (case == "limit")
 
 
-def test_rank_of_a_session_that_is_in_c_code_when_its_peer_fails_has_a_second_to_come_back(clock: Clock) -> None:
-    call = Call(clock, Tree(many_calls=True)).start()
+def test_rank_of_a_session_that_is_in_c_code_when_its_peer_fails_has_a_second_to_come_back() -> None:
+    call = Call(Tree(many_calls=True)).start()
     call.fail(1)
     assert call.act(SURE_GRACE) == [((0, 2), signal.SIGINT)]
     assert call.act(1.2) == []
     assert call.act(0.2) == [((0,), signal.SIGKILL)]
 
 
-def test_session_kills_one_rank_in_place_of_terminating_all(clock: Clock) -> None:
-    call = Call(clock, Tree(many_calls=True)).start()
-    call.attempt.stop()
-    call.act()
-    assert call.act(USER_BUDGETS[Rung.INTERRUPT]) == [((0,), signal.SIGKILL)]
-
-
-def test_stop_after_the_step_sends_no_signal(clock: Clock) -> None:
-    call = Call(clock).start()
+def test_stop_after_the_step_sends_no_signal() -> None:
+    call = Call().start()
     assert not call.attempt.requests.ask_to_stop(call.attempt.state.unsettled)
     call.tree.board.memory[board_layout.COOPERATIVE] = 1
     assert call.attempt.requests.ask_to_stop(call.attempt.state.unsettled)
@@ -284,39 +232,21 @@ def test_stop_after_the_step_sends_no_signal(clock: Clock) -> None:
 # Ranks that leave the process group.
 
 
-def test_rank_that_has_returned_leaves_the_group_while_others_run(clock: Clock) -> None:
-    call = Call(clock).start()
-    call.give_value(1)
-    assert call.attempt.next_deadline() == clock.now + RETURN_GRACE
-    call.act(RETURN_GRACE)
-    assert call.asked_to_leave() == [1]
-    assert not call.attempt.state.kept_group
-
-
-def test_rank_of_a_session_leaves_the_group_only_in_a_stop(clock: Clock) -> None:
-    call = Call(clock, Tree(many_calls=True)).start()
+def test_stop_of_a_session_has_ranks_leave_the_group_and_kills_one_in_place_of_terminating_all() -> None:
+    call = Call(Tree(many_calls=True)).start()
     call.give_value(1)
     assert call.attempt.next_deadline() is None
     call.attempt.stop()
-    call.act(SESSION_GRACE)
-    assert call.asked_to_leave() == [1]
+    assert call.act(SESSION_GRACE) == [((0, 2), signal.SIGINT)]
     assert call.tree.sent == [(1, messages.LeaveGroup())]
-
-
-def test_nobody_leaves_once_every_rank_has_settled(clock: Clock) -> None:
-    call = Call(clock).start()
-    for rank in range(3):
-        call.give_value(rank)
-    call.act(RETURN_GRACE)
-    assert call.asked_to_leave() == []
-    assert call.attempt.state.kept_group
+    assert call.act(USER_BUDGETS[Rung.INTERRUPT]) == [((0,), signal.SIGKILL)]
 
 
 # The debugger.
 
 
-def test_debugger_holds_the_other_ranks_and_the_clock_until_it_is_left(clock: Clock) -> None:
-    call = Call(clock, debug=True, deadline=clock.now + 10).start()
+def test_debugger_holds_the_other_ranks_and_the_clock_until_it_is_left() -> None:
+    call = Call(debug=True, deadline=10.0).start()
     call.fail(1, LOST_PEER)
     call.fail(2)
     assert call.attempt.failure_to_debug() is None
@@ -339,30 +269,30 @@ def test_debugger_holds_the_other_ranks_and_the_clock_until_it_is_left(clock: Cl
 # The time limits.
 
 
-def test_run_that_takes_too_long_is_stopped_and_looked_at_first(clock: Clock) -> None:
-    call = Call(clock, deadline=clock.now + 10).start()
-    assert call.attempt.next_deadline() == clock.now + 10
+def test_run_that_takes_too_long_is_stopped_and_looked_at_first() -> None:
+    call = Call(deadline=10.0).start()
+    assert call.attempt.next_deadline() == call.now + 10
     assert call.act(9.9) == []
     assert call.act(0.1) == [((0, 1, 2), signal.SIGINT)]
-    assert (call.looked, call.attempt.timed_out, call.attempt.went_idle) == ([clock.now], True, False)
-    assert call.attempt.next_deadline() == clock.now + USER_BUDGETS[Rung.INTERRUPT]
+    assert (call.looked, call.attempt.timed_out, call.attempt.went_idle) == ([call.now], True, False)
+    assert call.attempt.next_deadline() == call.now + USER_BUDGETS[Rung.INTERRUPT]
 
 
-def test_clock_of_the_time_limit_stands_still_while_input_or_a_pause_holds_the_ranks(clock: Clock) -> None:
-    call = Call(clock, deadline=clock.now + 10).start()
+def test_clock_of_the_time_limit_stands_still_while_input_or_a_pause_holds_the_ranks() -> None:
+    call = Call(deadline=10.0).start()
     call.attempt.hold_clock()
-    clock.now += 100
+    call.now += 100
     assert call.attempt.next_deadline() is None
-    call.attempt.note_change(messages.Changed(time=clock.now, update=3, action="pause", values={}))
+    call.attempt.note_change(messages.Changed(time=call.now, update=3, action="pause", values={}))
     call.attempt.release_clock()  # The input is answered, and the pause goes on.
     assert call.act(100) == []
-    call.attempt.note_change(messages.Changed(time=clock.now, update=3, action="resume", values={}))
-    assert call.attempt.next_deadline() == clock.now + 10
+    call.attempt.note_change(messages.Changed(time=call.now, update=3, action="resume", values={}))
+    assert call.attempt.next_deadline() == call.now + 10
     assert call.act(10) == [((0, 1, 2), signal.SIGINT)]
 
 
-def test_run_goes_idle_only_once_a_rank_runs_the_function(clock: Clock) -> None:
-    call = Call(clock, idle_timeout=5.0)
+def test_run_goes_idle_only_once_a_rank_runs_the_function() -> None:
+    call = Call(idle_timeout=5.0)
     assert (call.act(1000), call.attempt.next_deadline()) == ([], None)
     call.start()
     assert call.act(4.9) == []
@@ -375,8 +305,8 @@ def test_run_goes_idle_only_once_a_rank_runs_the_function(clock: Clock) -> None:
 # Changes.
 
 
-def test_changes_reach_all_ranks_before_the_board_announces_them(clock: Clock) -> None:
-    call = Call(clock, Tree(2)).start()
+def test_changes_reach_all_ranks_before_the_board_announces_them() -> None:
+    call = Call(Tree(2)).start()
     requests, memory = call.attempt.requests, call.tree.board.memory
     assert not requests.ask_to_change("pause")
     memory[board_layout.HAS_SAFEPOINT] = 1
@@ -385,20 +315,9 @@ def test_changes_reach_all_ranks_before_the_board_announces_them(clock: Clock) -
     assert memory[board_layout.CHANGES_ASKED] == 1
     assert requests.ask_to_save()
     assert memory[board_layout.SAVES_ASKED] == 1
-    call.attempt.note_change(messages.Changed(time=clock.now, update=3, action="pause", values={}))
+    call.attempt.note_change(messages.Changed(time=call.now, update=3, action="pause", values={}))
     assert requests.ask_to_save()  # Paused ranks read their channels, not the board.
     assert (memory[board_layout.SAVES_ASKED], memory[board_layout.CHANGES_ASKED]) == (1, 2)
-
-
-KEPT = messages.GroupState(is_kept=True, num_calls={"all_reduce": 2})
-
-
-def returned(rank: int, group: messages.GroupState = KEPT) -> RankOutcome:
-    return outcomes.returned(rank, group)
-
-
-def raised(rank: int, report: messages.ExceptionReport = BOOM, group: messages.GroupState = KEPT) -> RankOutcome:
-    return outcomes.raised(rank, report, group=group)
 
 
 def exited(rank: int) -> RankOutcome:
@@ -406,14 +325,7 @@ def exited(rank: int) -> RankOutcome:
     return RankOutcome(rank, 1.0, exited=record)
 
 
-def state_of(*known: RankOutcome) -> CallState:
-    state = CallState(len(known), None)
-    for outcome in known:
-        state.replace(outcome)
-    return state
-
-
-ELSEWHERE = messages.GroupState(is_kept=True, num_calls={"all_reduce": 3})
+TWICE, THRICE = (messages.GroupState(is_kept=True, num_calls={"all_reduce": number}) for number in (2, 3))
 DESTROYED = messages.GroupState(is_kept=False, num_calls={})
 
 
@@ -421,10 +333,10 @@ DESTROYED = messages.GroupState(is_kept=False, num_calls={})
     ("known", "kept"),
     [
         ([returned(0), returned(1)], True),
-        ([returned(0), raised(1)], True),
+        ([returned(0, TWICE), raised(1, group=TWICE)], True),
         ([raised(0), raised(1)], True),
-        ([returned(0), returned(1, ELSEWHERE)], True),  # All returned, so what one rank did more did not need others.
-        ([returned(0), raised(1, group=ELSEWHERE)], False),
+        ([returned(0, TWICE), returned(1, THRICE)], True),  # All returned, so what one did more did not need others.
+        ([returned(0, TWICE), raised(1, group=THRICE)], False),
         ([raised(0), raised(1, LOST_PEER)], False),
         ([returned(0), returned(1, DESTROYED)], False),
         ([returned(0), exited(1)], False),
@@ -432,14 +344,13 @@ DESTROYED = messages.GroupState(is_kept=False, num_calls={})
     ],
 )
 def test_group_is_kept_by_ranks_that_are_alive_and_in_step(known: list[RankOutcome], *, kept: bool) -> None:
-    state = state_of(*known)
+    state = CallState(len(known), None)
+    for outcome in known:
+        state.replace(outcome)
     assert state.kept_group is kept
     assert state.broke_group is (not kept and bool(state.failures))
-
-
-def test_group_is_lost_once_a_rank_was_asked_to_leave() -> None:
-    state = state_of(returned(0), returned(1))
+    # It is lost once a rank was asked to leave, each once.
     assert state.leave_group() == {0, 1}
-    assert not state.leave_group()  # Each rank is asked once.
+    assert not state.leave_group()
     assert not state.kept_group
-    assert not state.broke_group  # Nothing failed.
+    assert state.broke_group is bool(state.failures)

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from notebook_launcher import LaunchConfig, RankFailedError, RunStoppedError
+from notebook_launcher import LaunchConfig, RankFailedError
 from notebook_launcher.engines.engine import SupervisorLost
-from notebook_launcher.errors import InternalError, ResourceError
+from notebook_launcher.errors import ResourceError
 from notebook_launcher.kernel.calls.call_scope import CallScope
 from notebook_launcher.kernel.display.sink import StreamSink
 from notebook_launcher.kernel.failures.failure_display import end_line
@@ -24,10 +24,9 @@ from notebook_launcher.kernel.run.call_state import CallState, RankOutcome
 from notebook_launcher.kernel.run.commands import StopCommand
 from notebook_launcher.kernel.run.conclusion import conclude
 from notebook_launcher.kernel.run.data import RunData
-from notebook_launcher.kernel.run.ladder import Rung
 from notebook_launcher.messaging import messages
 from notebook_launcher.messaging.channel import anonymous_file
-from tests.support.outcomes import BOOM, LOST_PEER, PEAK, raised_record, returned_record
+from tests.support.outcomes import raised_record, returned_record
 
 if TYPE_CHECKING:
     from notebook_launcher.kernel.run.conclusion import RunOutcome
@@ -38,26 +37,24 @@ def returned(rank: int, *, unsent: str = "") -> RankOutcome:
     return RankOutcome.of_record(rank, record, () if unsent else (anonymous_file("value"),))
 
 
-def raised(rank: int, report: messages.ExceptionReport = BOOM, *, at: float = 1.0, travels: bool = True) -> RankOutcome:
-    return RankOutcome.of_record(rank, raised_record(report, at), (anonymous_file("error"),) if travels else ())
+def raised(rank: int, *, travels: bool = True) -> RankOutcome:
+    return RankOutcome.of_record(rank, raised_record(), (anonymous_file("error"),) if travels else ())
 
 
 class Ending:
-    """The data of a run whose ranks have these outcomes, and the parcels that were opened."""
+    """The data of a run whose ranks have these outcomes."""
 
-    def __init__(self, *outcomes: RankOutcome, **attempt: Any) -> None:
+    def __init__(self, *outcomes: RankOutcome, gave_up: bool = False) -> None:
         config = LaunchConfig(num_processes=max(1, len(outcomes)), devices="cpu", timeout=7.0)
         self.state = CallState(config.num_processes or 0, None)
         self.outcomes = outcomes
         for outcome in outcomes:
             self.state.replace(outcome)
-        self.opened: list[int] = []
-        self.settled: list[bool] = []
         unused: Any = None
         self.hosting = Hosting(
             sink=StreamSink(),
-            take_value=self._take,
-            take_exception=lambda fd, _report: KeyError(self._take(fd)),
+            take_value=os.close,
+            take_exception=lambda fd, _report: KeyError(os.close(fd)),
             questions=unused,
             can_ask=False,
             is_raised=False,
@@ -65,31 +62,13 @@ class Ending:
             logs_at="run.logs(rank)",
         )
         self.data = RunData.of_call(make_plan(config), CallScope(), self.hosting, Latch(), in_session=False)
-        made: Any = SimpleNamespace(state=self.state, timed_out=False, gave_up=False, went_idle=False, rung=None)
-        vars(made).update(attempt)
+        made: Any = SimpleNamespace(state=self.state, timed_out=False, gave_up=gave_up, went_idle=False, rung=None)
         self.data.attempt = made
 
-    def _take(self, fd: int) -> str:
-        self.opened.append(fd)
-        os.close(fd)
-        return f"value {len(self.opened)}"
-
     def conclude(self) -> RunOutcome:
-        def settle_folder(failed: bool) -> None:
-            self.settled.append(failed)
-
-        outcome = conclude(self.data, settle_folder, self.hosting)
+        outcome = conclude(self.data, lambda _: None, self.hosting)
         assert all(known.parcel_fd is None for known in self.outcomes)
         return outcome
-
-
-def test_run_without_a_failure_is_done_with_the_values_in_rank_order() -> None:
-    ending = Ending(returned(1), returned(0))
-    outcome = ending.conclude()
-    assert (outcome.state, outcome.error, ending.settled) == ("done", None, [False])
-    assert list(outcome.results) == ["value 1", "value 2"]
-    assert [summary.state for summary in outcome.results.ranks] == ["returned", "returned"]
-    assert outcome.results.ranks[0].peak_memory == PEAK
 
 
 def test_value_that_could_not_travel_or_had_no_descriptor_is_no_failure() -> None:
@@ -101,59 +80,24 @@ def test_value_that_could_not_travel_or_had_no_descriptor_is_no_failure() -> Non
             outcome.results[rank]
 
 
-def test_first_failure_is_the_error_and_its_victims_are_stopped() -> None:
-    ending = Ending(raised(0, LOST_PEER, at=1.0), raised(1, at=2.0), returned(2))
-    outcome = ending.conclude()
-    assert (outcome.state, ending.settled) == ("failed", [True])
-    assert isinstance(outcome.error, KeyError)
-    assert [(failure.rank, failure.victim) for failure in outcome.results.failures] == [(1, False), (0, True)]
-    assert [summary.state for summary in outcome.results.ranks] == ["stopped", "failed", "returned"]
-
-
 def test_error_quotes_an_exception_that_cannot_travel() -> None:
     error = Ending(raised(0, travels=False)).conclude().error
     assert isinstance(error, RankFailedError)
     assert "ValueError: boom (rank 0; the exception itself cannot travel)" in str(error)
 
 
-def test_rank_that_dies_at_its_exit_fails_the_run() -> None:
-    outcome = returned(0)
-    outcome.exited = messages.RankExited(rank=0, pid=100, exitcode=3, time=2.0, peak_rss=0, oom=False)
-    error = Ending(outcome).conclude().error
-    assert "exited with code 3 after it had returned" in str(error)
-
-
-def test_stop_that_was_asked_for_is_no_failure() -> None:
-    stopped = raised(1)
-    stopped.after_stop = True
-    ending = Ending(returned(0), stopped, rung=Rung.INTERRUPT)
-    ending.data.commands.put(StopCommand())
-    outcome = ending.conclude()
-    assert (outcome.state, outcome.results.stopped_by) == ("stopped", Rung.INTERRUPT.value)
-    with pytest.raises(RunStoppedError, match="the run was stopped before rank 1 returned"):
-        raise outcome.error or AssertionError
-
-
 def test_stop_that_comes_while_values_are_unpacked_is_too_late() -> None:
     ending = Ending(returned(0))
-    take = ending.hosting.take_value
 
-    def stop_and_take(fd: int) -> Any:
+    def stop_and_take(fd: int) -> None:
         ending.data.commands.put(StopCommand())
-        return take(fd)
+        os.close(fd)
 
     ending.hosting = dataclasses.replace(ending.hosting, take_value=stop_and_take)
     outcome = ending.conclude()
     assert ending.data.commands.asked_to_stop
     assert not outcome.asked_to_stop
     assert end_line(outcome, is_raised=False).startswith("done in ")
-
-
-def test_lost_supervisor_is_a_fault_of_the_launcher() -> None:
-    ending = Ending()
-    ending.state.note_loss(SupervisorLost("killed"))
-    with pytest.raises(InternalError, match=r"the supervisor of this run is gone \(killed\)"):
-        raise ending.conclude().error or AssertionError
 
 
 def test_run_that_was_given_up_ends_with_what_is_known() -> None:

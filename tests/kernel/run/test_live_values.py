@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import tracemalloc
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 
@@ -14,6 +14,9 @@ from notebook_launcher.history.schema import MAX_SPANS, MetricPoint
 from notebook_launcher.kernel.metering import SamplePace
 from notebook_launcher.kernel.run.live_values import CHUNK, BoundedSeries, LiveValues, MetricSeries
 from notebook_launcher.messaging import messages
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 
 def record_of(time: float = 12.0, **fields: Any) -> messages.Phases:
@@ -45,21 +48,14 @@ def test_ranks_that_do_not_come_back_leave_the_phases_and_the_metrics() -> None:
     assert [(change.name, change.before, change.after) for change in live.changes] == [("num_processes", 2, 1)]
 
 
-def test_samples_are_counted_by_elapsed_time_not_by_the_time_in_phases() -> None:
+def test_samples_are_counted_by_elapsed_time_without_what_comes_after_the_training() -> None:
     live = LiveValues(launched=0.0)
     for at in range(20):  # 8 samples every 0.5 s, 0.01 s of which is spent inside of phases.
         live.fold(0, record_of(at * 0.5 + 0.5, spans=(("step", at * 0.5 + 0.49, 0.01),), seconds={"step": 0.01}))
     assert live.samples_per_second(0) == pytest.approx(16.0, rel=0.05)
-    assert live.samples_per_second(0, is_over=True) == pytest.approx(16.0, rel=0.06)
-
-
-def test_samples_of_a_run_leave_out_what_comes_after_the_training() -> None:
-    live = LiveValues(launched=0.0)
-    for end in (1.0, 2.0, 3.0):
-        live.fold(0, record_of(end, spans=(("step", end - 1.0, 1.0),)))
-    live.fold(0, record_of(4.0, spans=(("data", 3.5, 0.5),), samples=0.0, windows=0))
+    live.fold(0, record_of(11.0, spans=(("data", 10.5, 0.5),), samples=0.0, windows=0))
     live.fold(0, record_of(60.0, samples=0.0, windows=0))  # The function ended after a long evaluation.
-    assert live.samples_per_second(0, is_over=True) == pytest.approx(8.0)
+    assert live.samples_per_second(0, is_over=True) == pytest.approx(16.0, rel=0.06)
 
 
 def test_samples_of_a_slow_run_change_with_its_last_seconds_while_it_goes_on() -> None:
@@ -139,7 +135,7 @@ def point(number: int) -> MetricPoint:
     return MetricPoint(rank=number % 5, step=number * 10, time=number / 8, values={} if number % 11 == 0 else values)
 
 
-def series_of(points: list[MetricPoint], limit: int = 10 * CHUNK) -> MetricSeries:
+def series_of(points: Iterable[MetricPoint], limit: int = 10 * CHUNK) -> MetricSeries:
     series = MetricSeries(limit)
     for each in points:
         series.append(each)
@@ -149,7 +145,6 @@ def series_of(points: list[MetricPoint], limit: int = 10 * CHUNK) -> MetricSerie
 @pytest.mark.parametrize("count", [0, CHUNK - 1, CHUNK, 2 * CHUNK + 17])
 def test_metrics_come_back_as_they_were_and_a_reader_gets_what_is_new_to_it(count: int) -> None:
     points = [point(number) for number in range(count)]
-    assert series_of(points).since(0) == (points, count)
     series, position = MetricSeries(10 * CHUNK), 0
     got: list[MetricPoint] = []
     for number, each in enumerate(points):
@@ -158,26 +153,21 @@ def test_metrics_come_back_as_they_were_and_a_reader_gets_what_is_new_to_it(coun
             new, position = series.since(position)
             got += new
     new, position = series.since(position)
-    assert ([*got, *new], position) == (points, count)
+    assert ([*got, *new], position) == series.since(0) == (points, count)
     assert series.since(position) == ([], position)
 
 
-def test_oldest_tenth_of_the_metrics_is_dropped_beyond_the_limit() -> None:
+@pytest.mark.parametrize("num_held", [1, CHUNK])
+def test_oldest_tenth_of_the_metrics_is_dropped_beyond_the_limit_and_what_a_reader_holds_stays(num_held: int) -> None:
     count = 11 * CHUNK + 5
     points = [point(number) for number in range(count)]
-    series = series_of(points)
+    series = series_of(points[:num_held])
+    held, _ = series.since(0)
+    for each in points[num_held:]:
+        series.append(each)
+    assert held == points[:num_held]
     assert series.since(0) == (points[CHUNK:], count)
     assert series.since(CHUNK + 3) == (points[CHUNK + 3 :], count)
-
-
-@pytest.mark.parametrize("count", [1, CHUNK])
-def test_metrics_that_a_reader_holds_do_not_change(count: int) -> None:
-    points = [point(number) for number in range(count)]
-    series = series_of(points, 4 * CHUNK)
-    held, _ = series.since(0)
-    for number in range(4 * CHUNK):
-        series.append(point(number))
-    assert held == points
 
 
 def test_packed_metrics_take_less_than_60_bytes() -> None:
@@ -185,30 +175,25 @@ def test_packed_metrics_take_less_than_60_bytes() -> None:
     tracemalloc.start()
     try:
         points = (MetricPoint(rank=0, step=at, time=at / 8, values={"loss": at / 3}) for at in range(count))
-        series = MetricSeries(10**6)
-        for each in points:
-            series.append(each)
+        series = series_of(points, 10**6)
         used, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert used / count < 60
+    assert used / series.since(0)[1] < 60
 
 
-def test_oldest_tenth_of_a_series_is_dropped_beyond_the_limit_and_readers_go_on() -> None:
-    series = BoundedSeries[int](20, lambda _: 1)
-    assert series.since(0) == ([], 0)
+def test_oldest_tenth_of_a_series_is_dropped_beyond_the_limit_of_the_sizes_and_readers_go_on() -> None:
+    numbers = BoundedSeries[int](20, lambda _: 1)
+    assert numbers.since(0) == ([], 0)
     for value in range(20):
-        series.append(value)
-    held = series.values
-    assert series.since(18) == ([18, 19], 20)
-    series.append(20)
+        numbers.append(value)
+    held = numbers.values
+    assert numbers.since(18) == ([18, 19], 20)
+    numbers.append(20)
     assert held == list(range(21))  # What a reader holds is not shortened.
-    assert series.values == list(range(2, 21))
-    assert series.since(0) == (list(range(2, 21)), 21)
-    assert series.since(19) == ([19, 20], 21)
-
-
-def test_limit_is_that_of_the_sizes() -> None:
+    assert numbers.values == list(range(2, 21))
+    assert numbers.since(0) == (list(range(2, 21)), 21)
+    assert numbers.since(19) == ([19, 20], 21)
     series = BoundedSeries[bytes](10, len)
     for value in (b"1234", b"5678", b"9"):
         series.append(value)

@@ -39,11 +39,6 @@ def sleeping():
     finally:
         print("finally ran", flush=True)
 
-def computing():
-    say_up()
-    while True:
-        sum(range(1000))
-
 def say_up_once_in(name):
     import sys, threading
     main = threading.get_ident()
@@ -57,19 +52,15 @@ def say_up_once_in(name):
 def asleep():
     time.sleep(60)
 
-def in_collective():
-    import torch, torch.distributed as dist
-    dist.barrier()
-    waits = rank() == 0 and dist.get_world_size() > 1  # Alone, it would be through in no time.
-    say_up_once_in("all_reduce" if waits else "asleep")
-    if waits:
-        dist.all_reduce(torch.ones(1))
-    asleep()
-
 def ignoring():
+    import torch, torch.distributed as dist
     for name in ("SIGINT", "SIGTERM"):
         signal.signal(getattr(signal, name), signal.SIG_IGN)
-    in_collective()
+    dist.barrier()
+    say_up_once_in("asleep" if rank() else "all_reduce")
+    if rank() == 0:
+        dist.all_reduce(torch.ones(1))
+    asleep()
 
 def cooperative():
     say_up()
@@ -105,25 +96,31 @@ def is_up(outcome: Outcome) -> bool:
 
 
 def is_stuck(outcome: Outcome) -> bool:
-    """Return True once both ranks of `in_collective` are in their collectives for good."""
+    """Return True once both ranks of `ignoring` are where they stay for good."""
     return outcome.done or all(f"rank {rank} is up" in outcome.stdout for rank in (0, 1))
 
 
-@pytest.mark.parametrize(
-    ("name", "num_processes"),
-    [("sleeping", 1), ("ignoring", 2), ("cooperative", 4), ("in_c_code", 1)],
-)
-def test_interrupt_button_ends_the_run(kernel: Kernel, name: str, num_processes: int) -> None:
+PRESSED = {"sleeping": (1, 1), "ignoring": (2, 1), "cooperative": (4, 1), "in_c_code": (1, 1), "exiting": (2, 1)}
+"""By function: its number of ranks, and of presses of the button."""
+
+
+@pytest.mark.parametrize(("name", "numbers"), [*PRESSED.items(), ("threading_on", (2, 2))])
+def test_interrupt_button_ends_the_run(kernel: Kernel, name: str, numbers: tuple[int, int]) -> None:
+    num_processes, presses = numbers
+
     def attempt() -> float:
         with unchanged(kernel):
             cell = kernel.start(f"notebook_launch({name}, {num_processes})")
             kernel.wait(cell, until=is_up)
             began = time.monotonic()
-            kernel.interrupt()
+            for _ in range(presses):
+                kernel.interrupt()
             outcome = kernel.wait(cell)
             seconds = time.monotonic() - began
         assert outcome.error == f"KeyboardInterrupt: {name} was stopped"
         assert ("finally ran" in outcome.stdout) == (name == "sleeping")
+        killed = "was killed: as the run was stopped it was still running exit handlers or threads" in outcome.stderr
+        assert killed == (name in ("exiting", "threading_on"))
         return seconds
 
     assert takes_less_than(3, attempt)
@@ -131,7 +128,7 @@ def test_interrupt_button_ends_the_run(kernel: Kernel, name: str, num_processes:
 
 @pytest.mark.parametrize(
     ("name", "rung"),
-    [("cooperative", "ask"), ("computing", "interrupt"), ("ignoring", "kill")],
+    [("cooperative", "ask"), ("sleeping", "interrupt"), ("ignoring", "kill")],
 )
 def test_stop_uses_no_more_rungs_than_needed(kernel: Kernel, name: str, rung: str) -> None:
     with unchanged(kernel):
@@ -175,24 +172,6 @@ def test_second_interrupt_kills_at_once(kernel: Kernel) -> None:
         return seconds
 
     assert takes_less_than(1.5, attempt)  # The ladder alone takes 1.5 s before it kills.
-
-
-@pytest.mark.parametrize(("name", "presses"), [("exiting", 1), ("threading_on", 2)])
-def test_exit_handlers_and_threads_do_not_hold_a_stop_up(kernel: Kernel, name: str, presses: int) -> None:
-    def attempt() -> float:
-        with unchanged(kernel):
-            cell = kernel.start(f"notebook_launch({name}, 2)")
-            kernel.wait(cell, until=is_up)
-            began = time.monotonic()
-            for _ in range(presses):
-                kernel.interrupt()
-            outcome = kernel.wait(cell)
-            seconds = time.monotonic() - began
-        assert outcome.error == f"KeyboardInterrupt: {name} was stopped"
-        assert "was killed: as the run was stopped it was still running exit handlers or threads" in outcome.stderr
-        return seconds
-
-    assert takes_less_than(3, attempt)
 
 
 @pytest.mark.parametrize("wait", [lambda run: run.wait(0.01), lambda run: run.stacks()])
