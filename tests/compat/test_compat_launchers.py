@@ -12,8 +12,11 @@ import pytest
 import torch
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-from notebook_launcher import compat, notebook_launch, training
+from notebook_launcher import compat, training
 from notebook_launcher.compat import DistributedType, PartialState, notebook_launcher
+from tests.support.toy_training import sessions_fixture
+
+ranks = sessions_fixture(2)
 
 RANDOM = """
 import importlib, os, sys
@@ -129,10 +132,8 @@ def shared_states():
     compat.AcceleratorState._reset_state(True)
     compat.GradientState._reset_state()
     first = compat.Accelerator(cpu=True, mixed_precision="bf16")
-    same = compat.PartialState().__dict__ is compat.PartialState().__dict__
-    accelerator = compat.Accelerator(
-        cpu=True, gradient_accumulation_plugin=compat.GradientAccumulationPlugin(num_steps=5)
-    )
+    assert compat.PartialState().__dict__ is compat.PartialState().__dict__
+    accelerator = compat.Accelerator(cpu=True, gradient_accumulation_plugin=compat.GradientAccumulationPlugin(5))
     assert accelerator.mixed_precision == first.mixed_precision == compat.AcceleratorState().mixed_precision == "bf16"
     assert compat.GradientState().num_steps == first.gradient_state.num_steps == 5
     accelerator.sync_gradients = False
@@ -141,21 +142,16 @@ def shared_states():
     for _ in loader:
         assert compat.GradientState().active_dataloader is loader
     assert compat.GradientState().active_dataloader is None
-    try:
+    with pytest.raises(ValueError, match="mixed_precision='no': an Accelerator of this process has 'bf16'"):
         compat.Accelerator(cpu=True, mixed_precision="no")
-    except ValueError as error:
-        refused = str(error)
     compat.AcceleratorState._reset_state()
     compat.Accelerator(cpu=True, mixed_precision="no")
     compat.AcceleratorState._reset_state(True)
     compat.GradientState._reset_state()
-    return same, refused
 
 
-def test_newest_accelerator_is_shared():
-    for same, refused in notebook_launch(shared_states, 2, output="none"):
-        assert same
-        assert "mixed_precision='no': an Accelerator of this process has 'bf16'" in refused
+def test_newest_accelerator_is_shared(ranks):
+    ranks.run(2, shared_states)
 
 
 def test_every_documented_name_is_offered():

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from torch.utils._pytree import tree_leaves
 
-from notebook_launcher import notebook_launch
+from tests.support.toy_training import Sessions, sessions_fixture
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+ranks = sessions_fixture(2)
 
 COMMON = """
 import os
@@ -33,8 +35,10 @@ def parts(batch_size=2, size=16):
     scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=16)
     return model, optimizer, DataLoader(data, shuffle=True, batch_size=batch_size), scheduler
 
-def loss_of(model, batch):
-    return torch.nn.functional.mse_loss(model(batch[0]), batch[1])
+def update(accelerator, model, optimizer, batch):
+    accelerator.backward(torch.nn.functional.mse_loss(model(batch[0]), batch[1]))
+    optimizer.step()
+    optimizer.zero_grad()
 """
 
 PROGRAMS = {
@@ -47,10 +51,8 @@ def main(folder):
     for epoch in range(2):
         model.train()
         for step, batch in enumerate(train):
-            accelerator.backward(loss_of(model, batch))
-            optimizer.step()
+            update(accelerator, model, optimizer, batch)
             scheduler.step()
-            optimizer.zero_grad()
         model.eval()
         for step, batch in enumerate(evaluation):
             with torch.no_grad():
@@ -60,28 +62,6 @@ def main(folder):
         accelerator.print(f"epoch {epoch}:", seen[-1])
     accelerator.end_training()
     return seen, scheduler.get_last_lr()
-""",
-    "automatic_gradient_accumulation": """
-from accelerate.utils import find_executable_batch_size
-
-def main(folder):
-    accelerator = Accelerator(cpu=True)
-    tried = []
-    @find_executable_batch_size(starting_batch_size=8)
-    def inner(batch_size):
-        accelerator.free_memory()
-        tried.append(batch_size)
-        if batch_size > 4:
-            raise RuntimeError("CUDA out of memory.")
-        model, optimizer, loader, scheduler = accelerator.prepare(*parts(batch_size))
-        accelerator.gradient_accumulation_steps = 8 // batch_size
-        for batch in loader:
-            with accelerator.accumulate(model):
-                accelerator.backward(loss_of(model, batch))
-                optimizer.step()
-                optimizer.zero_grad()
-        return len(loader)
-    return inner(), tried
 """,
     "checkpointing": """
 from accelerate.utils import ProjectConfiguration
@@ -93,9 +73,7 @@ def main(folder):
     model, optimizer, loader, scheduler = accelerator.prepare(*parts())
     accelerator.register_for_checkpointing(scheduler)
     for step, batch in enumerate(loader):
-        accelerator.backward(loss_of(model, batch))
-        optimizer.step()
-        optimizer.zero_grad()
+        update(accelerator, model, optimizer, batch)
         if step == 1:
             accelerator.save_state()
             break
@@ -174,11 +152,9 @@ def run_programs(library: str, folder: str) -> dict[str, Any]:
     return {name: run_program(source, library, f"{folder}/{name}") for name, source in PROGRAMS.items()}
 
 
-def test_ported_programs_return_what_the_originals_return(tmp_path: Path) -> None:
-    theirs, ours = (
-        notebook_launch(run_programs, 2, args=(library, str(tmp_path / library)), output="none")
-        for library in ("accelerate", "notebook_launcher.compat")
-    )
+def test_ported_programs_return_what_the_originals_return(ranks: Sessions, tmp_path: Path) -> None:
+    libraries = ("accelerate", "notebook_launcher.compat")
+    theirs, ours = (ranks.run(2, run_programs, library, str(tmp_path / library)) for library in libraries)
     for name in PROGRAMS:
         own, other = (tree_leaves([results[name] for results in each]) for each in (ours, theirs))
         assert own == [pytest.approx(leaf) if isinstance(leaf, float) else leaf for leaf in other], name
