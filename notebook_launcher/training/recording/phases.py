@@ -27,7 +27,7 @@ from notebook_launcher.messaging import messages
 from notebook_launcher.training.queued_work import mark_queued_work
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 Phase = Literal["data", "forward", "backward", "sync", "step"]
 
@@ -165,8 +165,10 @@ class PhaseClock:
             sums[phase] += end - begin
         found = collections.Counter(phases)
         marks = zip(reversed(phases), reversed(begins), reversed(ends), strict=True)
-        spans = ((phase, begin, end - begin) for phase, begin, end in marks if phase is not None)
-        newest: list[tuple[str, float, float]] = [*itertools.islice(spans, MAX_RECORD_SPANS)][::-1]
+        spans: Iterator[tuple[str, float, float]] = (
+            (phase, begin, end - begin) for phase, begin, end in marks if phase is not None
+        )
+        newest = list(itertools.islice(spans, MAX_RECORD_SPANS))[::-1]
         return {phase: sums[phase] for phase in PHASES}, {phase: found[phase] for phase in PHASES}, newest
 
     def _take(self) -> tuple[list[Phase | None], list[float]]:

@@ -247,25 +247,15 @@ def test_updates_are_those_of_whole_models(ranks, num_ranks, order, settings):
         torch.testing.assert_close(mine, expected[0])
 
 
-def test_settings_of_fsdp1_without_effect_are_named_in_one_line(capsys):
-    def shard() -> None:
-        Accelerator(cpu=True, fsdp_plugin=Plugin(use_orig_params=True, limit_all_gathers=False))
-
-    notebook_launch(shard, 2)
-    said = [line for line in capsys.readouterr().out.splitlines() if "FullyShardedDataParallelPlugin" in line]
-    assert len(said) == 1
-    assert "without effect: use_orig_params, limit_all_gathers. Torch's FSDP2 shards the models" in said[0]
-
-
 def test_offload_on_one_process_warns_that_it_has_no_effect():
     with pytest.warns(UserWarning, match="cpu_offload=True.* no effect here: one process keeps whole models.* on cpu"):
         accelerator = Accelerator(cpu=True, fsdp_plugin=Plugin(cpu_offload=True))
     assert not accelerator.is_fsdp2
 
 
-def toy() -> tuple[float, bool, str]:
+def toy(plugin: Plugin | None) -> tuple[float, bool, str]:
     """The documented example, whose exact weight is 2.04, with a model in place of the tensor."""
-    accelerator = Accelerator(gradient_accumulation_steps=2)
+    accelerator = Accelerator(gradient_accumulation_steps=2, fsdp_plugin=plugin)
     model: Any = torch.nn.Linear(1, 1, bias=False)
     torch.nn.init.zeros_(model.weight)
     optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.02)
@@ -277,7 +267,13 @@ def toy() -> tuple[float, bool, str]:
     return float(model.weight.full_tensor()), accelerator.is_fsdp2, str(accelerator.distributed_type)
 
 
-@pytest.mark.parametrize(("num_ranks", "shard"), [(2, 2), (4, 2)])
-def test_an_accelerator_adopts_the_launch_s_shard_and_gives_the_documented_weight(num_ranks, shard):
-    for weight, shards, kind in notebook_launch(toy, num_ranks, shard=shard, devices="cpu", output="none"):
+@pytest.mark.parametrize(
+    ("num_ranks", "plugin"), [(2, Plugin(use_orig_params=True, limit_all_gathers=False)), (4, None)]
+)
+def test_an_accelerator_adopts_the_launch_s_shard_and_gives_the_documented_weight(num_ranks, plugin, capsys):
+    for weight, shards, kind in notebook_launch(toy, num_ranks, args=(plugin,), shard=2, devices="cpu"):
         assert (f"{weight:.5f}", shards, kind) == ("2.04000", True, "DistributedType.FSDP")
+    said = [line for line in capsys.readouterr().out.splitlines() if "FullyShardedDataParallelPlugin" in line]
+    assert len(said) == (plugin is not None)
+    for line in said:
+        assert "without effect: use_orig_params, limit_all_gathers. Torch's FSDP2 shards the models" in line
