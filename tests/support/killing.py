@@ -97,20 +97,19 @@ def die_before(number: int) -> None:
     sys.addaudithook(hook)
 
 
-def start_killed(number: int, work: Callable[[], object], prepare: Callable[[], object] = lambda: None) -> int:
+def start_killed(number: int, prepare: Callable[[], Callable[[], object]]) -> int:
     """Do work in a process that is killed before its call of that number, and return the process.
 
     Args:
         number: Number of the call.
-        work: The work, whose calls are counted.
-        prepare: Called before, in the same process.
+        prepare: Called in that process before calls are counted; returns the work.
     """
     child = os.fork()
     if child == 0:
         status = 1
         gc.disable()  # A collection would write to all pages that the process shares with its parent.
         try:
-            prepare()
+            work = prepare()
             die_before(number)
             work()
             status = 0
@@ -127,55 +126,37 @@ def were_killed(children: Iterable[int]) -> bool:
 
 
 def survey(
-    begin: Callable[[], object], save: Callable[[], object], load: Callable[[], str], folder: Path, every: int = 1
+    begin: Callable[[], object], save: Callable[[int], bool], load: Callable[[], str], folder: Path, every: int = 1
 ) -> dict[str, Any]:
-    """Kill `save` at every n-th call; return what `load` found after each, and how many calls there were."""
+    """Kill a save at every n-th call; return what was found after each, and how many calls there were.
+
+    Args:
+        begin: Saves the old state, if there is one; its folder is copied for each of the saves that are killed.
+        save: Saves the new state in processes that are killed before a call of a number; returns True if one was.
+        load: Returns the state that is in the folder, `old` or `new`.
+        folder: The folder of the save.
+        every: The n.
+    """
     found: list[str] = []
+    kept = folder.parents[1] / "kept"
+    begin()
+    if folder.exists():
+        shutil.copytree(folder, kept)
     number = 0
     while True:
-        begin()
-        was_killed = were_killed([start_killed(number, save)])
+        shutil.rmtree(folder.parent, ignore_errors=True)
+        folder.parent.mkdir()
+        if kept.exists():
+            shutil.copytree(kept, folder)
+        was_killed = save(number)
         found.append(load())
-        save()
-        check_new(load(), folder, number)
-        assert not [path for path in folder.iterdir() if path.name.startswith(".")], number
+        assert not save(NEVER)
+        assert load() == "new", number
+        assert [path.name for path in folder.parent.iterdir()] == [folder.name], number
+        assert not list(folder.glob(".[!m]*")), number  # .metadata is a part of some saves.
         if not was_killed:
             return {"found": found, "calls": number}
         number += every
-
-
-def survey_others(save: Callable[[int, int], bool], load: Callable[[], str], folder: Path) -> dict[str, Any]:
-    """Kill a save in other processes at every third call, because each takes two saves; return as `survey`.
-
-    Args:
-        save: Saves a state, 1 (old) or 2 (new), in processes that are killed before a call of a number, and returns
-            True if one was.
-        load: Returns the state that is in the folder, `old` or `new`.
-        folder: The folder of the save.
-    """
-    found: list[str] = []
-    number, kept = 0, folder.parents[1] / "kept"
-    folder.parent.mkdir(parents=True)
-    assert not save(1, NEVER)
-    assert (folder / "pytorch_model_fsdp_0" / ".metadata").exists()
-    shutil.copytree(folder, kept)
-    while True:
-        shutil.rmtree(folder.parent)
-        shutil.copytree(kept, folder)
-        was_killed = save(2, number)
-        found.append(load())
-        assert not save(2, NEVER)
-        check_new(load(), folder, number)
-        assert not list(folder.glob(".[!m]*")), number
-        if not was_killed:
-            return {"found": found, "calls": number}
-        number += 3
-
-
-def check_new(state: str, folder: Path, number: int) -> None:
-    """Check that a save after a killed one is the new state, and alone in its place."""
-    assert state == "new", number
-    assert [path.name for path in folder.parent.iterdir()] == [folder.name], number
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
-"""Small models and data for tests of training, and sessions of several numbers of ranks."""
+"""Small models and data for tests of training, sessions of several numbers of ranks, and recorded warnings."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -135,6 +136,14 @@ def whole(tensors: Iterable[Any]) -> list[torch.Tensor]:
 def _import_compiler() -> None:
     """Make the first optimizer, which imports torch's compiler: a rank stopped meanwhile would have half of it."""
     torch.optim.SGD([torch.zeros(1)], lr=0.1)
+
+
+def recorded(function: Callable[..., Any], *args: Any, **options: Any) -> tuple[Any, list[str]]:
+    """Call a function; return its result, and the texts of all warnings that it gave."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        result = function(*args, **options)
+    return result, [str(warning.message) for warning in caught]
 
 
 def make_model(seed: int = 0) -> torch.nn.Sequential:

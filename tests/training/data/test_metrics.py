@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import warnings
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from torch.utils.data import DataLoader
 from notebook_launcher.training.data.metrics import gather_for_metrics
 from notebook_launcher.training.data.prepare import prepare_data_loader, skip_first_batches
 from notebook_launcher.training.operations import DistributedOperationException
-from tests.support.toy_training import sessions_fixture
+from tests.support.toy_training import recorded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -23,19 +22,12 @@ if TYPE_CHECKING:
     from tests.support.toy_training import Sessions
 
 
-ranks = sessions_fixture(2, 3)
-
-
 def evaluate(length: int, compute: Callable[[torch.Tensor], Any], **options: Any) -> list[Any]:
     """Gather what `compute` makes of every batch, of three samples each."""
-    batch_size = options.pop("batch_size", 3)
-    drop_last = options.pop("drop_last", False)
-    skip = options.pop("skip", 0)
-    as_objects = options.pop("use_gather_object", False)
+    skip, as_objects = options.pop("skip", 0), options.pop("use_gather_object", False)
     data: Any = range(length)
-    loader = skip_first_batches(
-        prepare_data_loader(DataLoader(data, batch_size=batch_size, drop_last=drop_last), **options), skip
-    )
+    users = DataLoader(data, batch_size=options.pop("batch_size", 3), drop_last=options.pop("drop_last", False))
+    loader = skip_first_batches(prepare_data_loader(users, **options), skip)
     return [gather_for_metrics(compute(batch), loader, use_gather_object=as_objects) for batch in loader]
 
 
@@ -67,14 +59,11 @@ def test_gather_for_metrics_is_exact_after_skips_and_copies(ranks, options):
     assert found == list(range(6, 17) if "skip" in options else range(12 if "drop_last" in options else 17))
 
 
-def test_lists_of_objects_become_one(ranks):
+def test_lists_of_objects_become_one_also_beside_tensors(ranks):
     found = on_all(ranks, 2, 10, lambda batch: [f"text {number}" for number in batch.tolist()], even_batches=False)
     assert flat(found) == [f"text {number}" for number in range(10)]
     found = on_all(ranks, 2, 10, list, use_gather_object=True)
     assert [int(item) for item in flat(found)] == list(range(10))
-
-
-def test_objects_beside_tensors_are_gathered_for_each_sample_once(ranks):
     found = on_all(ranks, 2, 7, lambda batch: {"ids": batch, "names": [str(number) for number in batch.tolist()]})
     assert torch.cat([part["ids"] for part in found]).tolist() == list(range(7))
     assert flat(part["names"] for part in found) == [str(number) for number in range(7)]
@@ -125,12 +114,7 @@ def test_a_list_of_parts_is_no_list_of_samples(ranks, make, length):
 
 
 def test_a_list_of_parts_that_may_be_samples_is_joined_with_a_warning(ranks):
-    def evaluate_warned() -> tuple[list[Any], list[str]]:
-        with warnings.catch_warnings(record=True) as caught:
-            found = evaluate(2, lambda batch: [batch.tolist()] * 2, batch_size=1)
-        return found, [str(warning.message) for warning in caught]
-
-    for found, warned in ranks.run(2, evaluate_warned):
+    for found, warned in ranks.run(2, lambda: recorded(evaluate, 2, lambda batch: [batch.tolist()] * 2, batch_size=1)):
         assert found == [[[0], [0], [1], [1]]]
         assert re.search(r"got a list of 2 lists with an item for each sample.*pass a tuple or a dict", warned[0])
 
@@ -143,15 +127,11 @@ def test_a_list_of_mappings_is_read_by_its_length_alone(ranks):
     last = on_all(ranks, 2, 5, columns, batch_size=3, even_batches=False)[-1]["layers"]
     assert [(layer["x"].tolist(), layer["loss"].tolist()) for layer in last] == [([0, 1, 2, 3, 4], [3, 7])] * 2
 
-    def items() -> tuple[list[Any], list[str]]:
-        with warnings.catch_warnings(record=True) as caught:
-            found = evaluate(
-                4, lambda batch: [{"box": torch.full((2,), int(number))} for number in batch], batch_size=2
-            )
-        return [[item["box"].tolist() for item in part] for part in found], [str(each.message) for each in caught]
+    def boxes(batch: torch.Tensor) -> Any:
+        return [{"box": torch.full((2,), int(number))} for number in batch]
 
-    for found, warned in ranks.run(2, items):
-        assert found == [[[0, 0], [1, 1], [2, 2], [3, 3]]]
+    for found, warned in ranks.run(2, lambda: recorded(evaluate, 4, boxes, batch_size=2)):
+        assert [item["box"].tolist() for part in found for item in part] == [[0, 0], [1, 1], [2, 2], [3, 3]]
         assert re.search(r"2 mappings, as many as each rank has samples, and joins them as one for each", warned[0])
 
 
@@ -171,26 +151,22 @@ def test_a_text_of_the_batch_stays_if_all_ranks_have_the_same(ranks):
     ranks.run(2, differ)
 
 
+def extremes(batch: torch.Tensor) -> torch.Tensor:
+    return torch.stack([batch.min(), batch.max()])
+
+
 def test_values_of_the_batch_are_gathered_whole(ranks):
     # Accelerate cuts such tensors to the number of samples that remain.
     losses = on_all(ranks, 2, 7, lambda batch: batch.float().mean())
     assert [part.tolist() for part in losses] == [[1.0, 4.0], [pytest.approx(7 / 3)]]
-    pairs = on_all(ranks, 2, 8, lambda batch: torch.stack([batch.min(), batch.max()]), even_batches=False)
+    pairs = on_all(ranks, 2, 8, extremes, even_batches=False)
     assert [part.tolist() for part in pairs] == [[0, 2, 3, 5], [6, 7]]
     numbers = on_all(ranks, 2, 7, lambda batch: batch.sum().item(), even_batches=False)
     assert numbers == [[3, 12], [6]]
-
-
-def test_tensor_that_looks_like_samples_on_one_rank_only_is_gathered_whole(ranks):
     # Two numbers of each batch, of which one rank has two samples.
-    for length, expected in ((4, [0, 2, 3, 3]), (5, [0, 2, 3, 4])):
-        found = on_all(ranks, 2, length, lambda batch: torch.stack([batch.min(), batch.max()]), even_batches=False)
+    for length, batch_size, expected in ((4, 3, [0, 2, 3, 3]), (5, 3, [0, 2, 3, 4]), (3, 2, [0, 1, 2, 2])):
+        found = on_all(ranks, 2, length, extremes, even_batches=False, batch_size=batch_size)
         assert [part.tolist() for part in found] == [expected]
-    pairs = on_all(ranks, 2, 3, lambda batch: torch.stack([batch.min(), batch.max()]), even_batches=False, batch_size=2)
-    assert [part.tolist() for part in pairs] == [[0, 1, 2, 2]]
-
-
-def test_tensors_without_rows_are_gathered_as_they_are(ranks):
     found = on_all(ranks, 2, 4, lambda batch: batch.new_zeros(0, 2), even_batches=False)
     assert [tuple(part.shape) for part in found] == [(0, 2)]
 
@@ -207,9 +183,6 @@ def test_without_a_loop_and_with_a_loader_of_ones_own_nothing_is_left_out(ranks)
     assert ranks.run(2, gather) == [([0, 1], [0, 1, 2, 0], [0, 1, 2] * 2)] * 2
 
 
-SEVERAL = r"got 2 rows for each sample\. 1 sample of this round is there twice, so that every rank has as many"
-
-
 def twice(batch: torch.Tensor, as_objects: bool) -> Any:  # a parameter
     rows = batch.repeat_interleave(2)
     return rows.tolist() if as_objects else rows
@@ -217,16 +190,12 @@ def twice(batch: torch.Tensor, as_objects: bool) -> Any:  # a parameter
 
 @pytest.mark.parametrize("as_objects", [False, True])
 def test_several_rows_for_a_sample_that_is_repeated_warn(ranks, as_objects):
-    def evaluate_warned() -> tuple[list[Any], list[str]]:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            found = evaluate(5, lambda batch: twice(batch, as_objects), use_gather_object=as_objects)
-        return [int(each) for part in found for each in part], [str(warning.message) for warning in caught]
+    def double(batch: torch.Tensor) -> Any:
+        return twice(batch, as_objects)
 
-    for found, warned in ranks.run(2, evaluate_warned):
-        assert found == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 0, 0]
-        assert len(warned) == 1
-        assert re.search(SEVERAL, warned[0])
+    for found, (warned,) in ranks.run(2, lambda: recorded(evaluate, 5, double, use_gather_object=as_objects)):
+        assert [int(each) for part in found for each in part] == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 0, 0]
+        assert re.search(r"got 2 rows for each sample\. 1 sample of this round is there twice, so that every", warned)
 
 
 @pytest.mark.parametrize(("as_objects", "options"), [(False, {"even_batches": False}), (True, {"drop_last": True})])

@@ -8,35 +8,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, WeightedRandomSampler, get_worker_info
+from torch.utils.data import BatchSampler, DataLoader, WeightedRandomSampler
 
 from notebook_launcher.training.data.metrics import gather_for_metrics
 from notebook_launcher.training.data.prepare import SkipDataLoader, prepare_data_loader, skip_first_batches
 from notebook_launcher.training.data.shard import DataLoaderShard
 from notebook_launcher.training.random import capture_rng_states, restore_rng_states
+from tests.support.toy_loaders import Stream
 from tests.support.toy_training import sessions_fixture
 
 LENGTH = 27
 
 
-ranks = sessions_fixture(1, 2, 3)
-
-
-class Stream(IterableDataset[int]):
-    """Numbers shuffled by the epoch, or with Python's generator; workers have every n-th."""
-
-    def __init__(self, *, by_epoch: bool = True) -> None:
-        self.by_epoch = by_epoch
-        self.epoch = 0
-
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
-
-    def __iter__(self):
-        numbers = list(range(LENGTH))
-        (random.Random(self.epoch) if self.by_epoch else random).shuffle(numbers)
-        worker = get_worker_info()
-        return iter(numbers if worker is None else numbers[worker.id :: worker.num_workers])
+ranks = sessions_fixture(1, 2, 3)  # In this process, torch's workers would leave a signal handler behind.
 
 
 class NumPysOrder(BatchSampler):
@@ -70,12 +54,12 @@ LOADERS: dict[str, dict[str, Any]] = {
     "split": {"loader": {"shuffle": True, "batch_size": 6}, "options": {"split_batches": True, **WEIGHED}},
     "dispatched": {"loader": {"shuffle": True}, "options": DISPATCHED},
     "dispatched, lasting workers": {"loader": {"shuffle": True, **LASTING}, "options": SEEDABLE | DISPATCHED},
-    "stream": {"stream": True, "options": DISPATCHED},
-    "random stream": {"stream": False, "options": DISPATCHED},
-    "random, read by all": {"stream": False, "options": READ_BY_ALL},
-    "stream, workers": {"stream": True, "loader": {"num_workers": 3}, "options": READ_BY_ALL},
-    "stream, lasting workers": {"stream": True, "loader": LASTING, "options": READ_BY_ALL},
-    "dispatched stream, workers": {"stream": True, "loader": {"num_workers": 2}, "options": DISPATCHED},
+    "stream": {"stream": "by epoch", "options": DISPATCHED},
+    "random stream": {"stream": "drawn", "options": DISPATCHED},
+    "random, read by all": {"stream": "drawn", "options": READ_BY_ALL},
+    "stream, workers": {"stream": "by epoch", "loader": {"num_workers": 3}, "options": READ_BY_ALL},
+    "stream, lasting workers": {"stream": "by epoch", "loader": LASTING, "options": READ_BY_ALL},
+    "dispatched stream, workers": {"stream": "by epoch", "loader": {"num_workers": 2}, "options": DISPATCHED},
 }
 ORDER_OF_RANKS = {"stream, workers", "stream, lasting workers", "split"}
 """Loaders whose order depends on the number of ranks."""
@@ -86,7 +70,7 @@ def make(kind: str, seed: int, batch_size: int = 4) -> Any:
     random.seed(seed)
     np.random.seed(seed)  # noqa: NPY002
     what = LOADERS.get(kind) or {"loader": {"shuffle": True}}
-    data: Any = Stream(by_epoch=what["stream"]) if "stream" in what else range(LENGTH)
+    data: Any = Stream(LENGTH, what["stream"]) if "stream" in what else range(LENGTH)
     arguments = {"batch_size": batch_size, **what.get("loader", {})}
     if kind.startswith("own generator"):
         arguments["generator"] = torch.Generator().manual_seed(seed)
@@ -178,53 +162,6 @@ def test_rest_of_an_epoch_is_completed_from_its_start(ranks, kind):
         assert (part, same) == (whole[3:], others)
 
 
-def simple(length: int = 10, **options: Any) -> Any:
-    data: Any = range(length)
-    return prepare_data_loader(DataLoader(data, batch_size=2), **options)
-
-
-def test_loader_resumes_where_a_loop_was_left():
-    loader = simple()
-    for batch in loader:
-        if batch[0] == 4:
-            break
-    other = simple()
-    other.load_state_dict(loader.state_dict())
-    assert other.state_dict()["samples"] == 6
-    assert [batch.tolist() for batch in other] == [[6, 7], [8, 9]]
-    # Here, the next loop begins anew.
-    assert [batch.tolist() for batch in loader][0] == [0, 1]  # noqa: RUF015
-
-
-def test_another_epoch_forgets_the_position():
-    loader = simple()
-    next(iter(loader))
-    state = loader.state_dict()
-    for epoch, length in ((0, 4), (3, 5)):
-        other = simple()
-        other.load_state_dict(state)
-        other.set_epoch(epoch)
-        assert len(list(other)) == length
-
-
-def test_resumed_loader_loads_no_consumed_sample():
-    loaded = []
-
-    class Data:
-        def __len__(self) -> int:
-            return 10
-
-        def __getitem__(self, index: int) -> int:
-            loaded.append(index)
-            return index
-
-    data: Any = Data()
-    loader = prepare_data_loader(DataLoader(data, batch_size=2))
-    loader.load_state_dict({**loader.state_dict(), "samples": 6})
-    list(loader)
-    assert loaded == [6, 7, 8, 9]
-
-
 def lists(batches: Any) -> list[list[int]]:
     return [batch.tolist() for batch in batches]
 
@@ -256,24 +193,58 @@ def test_skipping_by_hand_after_loading_counts_from_the_start_of_an_epoch(kind):
     assert lists(chosen) == epochs[1]
 
 
-def test_state_without_the_newer_fields_is_loaded():
-    loader = make("shuffled", 1)
-    state = states_of(loader, 1)[1][2]["loader"]
+def test_state_without_the_newer_fields_is_loaded_and_one_of_another_kind_refused():
+    state = states_of(make("shuffled", 1), 1)[1][2]["loader"]
     rest = [make("shuffled", 2), make("shuffled", 2)]
     rest[0].load_state_dict(state)
     for name in ("is_complete", "was_evaluation", "later", "has_seeded_workers"):
         del state[name]
     rest[1].load_state_dict(state)
     assert lists(rest[1]) == lists(rest[0])
+    with pytest.raises(ValueError, match=r"a state without 'epoch'\. .* and this has \['_num_yielded'\]"):
+        rest[0].load_state_dict({"_num_yielded": 3})
 
 
-def test_positions_in_the_rest_of_an_epoch_are_the_loaders():
+class Noting:
+    """Numbers, and a note of those that were loaded."""
+
+    def __init__(self) -> None:
+        self.loaded: list[int] = []
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, index: int) -> int:
+        self.loaded.append(index)
+        return index
+
+
+def simple() -> Any:
+    data: Any = Noting()
+    return prepare_data_loader(DataLoader(data, batch_size=2))
+
+
+def test_loader_resumes_where_a_loop_was_left_and_loads_nothing_of_what_was_consumed_or_is_skipped():
     loader = simple()
+    for batch in loader:
+        if batch[0] == 4:
+            break
+    state = loader.state_dict()
+    assert state["samples"] == 6
+    for epoch, first in ((None, 6), (0, 6), (3, 0)):  # Another epoch forgets the position.
+        other = simple()
+        other.load_state_dict(state)
+        if epoch is not None:
+            other.set_epoch(epoch)
+        assert lists(other) == [[at, at + 1] for at in range(first, 10, 2)]
+        assert other.dataset.loaded == list(range(first, 10))
+    assert lists(loader)[0] == [0, 1]  # Here, the next loop begins anew.
+    loader.dataset.loaded.clear()
     for _ in skip_first_batches(loader, 2):
         break
-    other = simple()
+    assert min(loader.dataset.loaded) == 4
     other.load_state_dict(loader.state_dict())
-    assert [batch.tolist() for batch in other] == [[6, 7], [8, 9]]
+    assert lists(other) == [[6, 7], [8, 9]]
 
 
 @pytest.mark.parametrize("kind", [DataLoaderShard, SkipDataLoader])
@@ -281,10 +252,5 @@ def test_loader_that_always_skips_resumes(kind):
     loaders = [kind(range(10), batch_size=2, skip_batches=2) for _ in range(2)]
     next(iter(loaders[0]))
     loaders[1].load_state_dict(loaders[0].state_dict())
-    assert [batch.tolist() for batch in loaders[1]] == [[6, 7], [8, 9]]
-    assert [batch.tolist() for batch in loaders[1]] == [[4, 5], [6, 7], [8, 9]]
-
-
-def test_state_of_another_kind_is_refused():
-    with pytest.raises(ValueError, match=r"a state without 'epoch'\. .* and this has \['_num_yielded'\]"):
-        simple().load_state_dict({"_num_yielded": 3})
+    assert lists(loaders[1]) == [[6, 7], [8, 9]]
+    assert lists(loaders[1]) == [[4, 5], [6, 7], [8, 9]]

@@ -35,23 +35,20 @@ def test_saving_again_leaves_nothing_of_the_earlier_checkpoint_and_all_else(save
     assert {path.name for path in saved.parent.iterdir()} == {"checkpoint"}
 
 
-def test_checkpoint_of_accelerates_is_replaced_whole(tmp_path, training):
-    (tmp_path / "a").mkdir()
-    for name in ("random_states_0.pkl", "random_states_1.pkl", "pytorch_model.bin", "sampler.bin", "keep.txt"):
-        (tmp_path / "a" / name).write_text("theirs")
-    training.accelerator.save_state(tmp_path / "a")
-    assert not files(tmp_path / "a") & {"random_states_1.pkl", "pytorch_model.bin", "sampler.bin"}
-    assert "keep.txt" in files(tmp_path / "a")
+def test_checkpoint_of_accelerates_is_replaced_whole_and_files_beside_none_stay(tmp_path, training):
+    def save_beside(name: str, *texts: str) -> set[str]:
+        (tmp_path / name).mkdir()
+        for text in texts:
+            (tmp_path / name / text).write_text("theirs")
+        training.accelerator.save_state(tmp_path / name)
+        return {text for text in texts if text in files(tmp_path / name)}
+
+    theirs = ("random_states_0.pkl", "random_states_1.pkl", "pytorch_model.bin", "sampler.bin", "keep.txt")
+    assert save_beside("a", *theirs) == {"random_states_0.pkl", "keep.txt"}
+    assert save_beside("b", "pytorch_model.bin") == {"pytorch_model.bin"}
 
 
-def test_files_beside_no_checkpoint_stay_whatever_their_name(tmp_path, training):
-    (tmp_path / "a").mkdir()
-    (tmp_path / "a" / "pytorch_model.bin").write_text("mine")
-    training.accelerator.save_state(tmp_path / "a")
-    assert (tmp_path / "a" / "pytorch_model.bin").read_text() == "mine"
-
-
-def test_save_state_needs_a_folder_or_automatic_naming(tmp_path, training):
+def test_save_state_needs_a_folder_or_automatic_naming_in_a_project(tmp_path, training):
     with pytest.raises(CheckpointError, match=r"load_state\('.*nowhere'\): there is no folder"):
         training.accelerator.load_state(tmp_path / "nowhere")
     for method in ("save_state", "load_state"):
@@ -62,10 +59,14 @@ def test_save_state_needs_a_folder_or_automatic_naming(tmp_path, training):
     (tmp_path / "file").write_text("")
     with pytest.raises(NotADirectoryError, match="is a file; a checkpoint is a folder"):
         training.accelerator.save_state(tmp_path / "file")
+    with pytest.raises(ValueError, match=r"save_state\(\) without a folder needs a project"):
+        project(None).save_state()
+    with pytest.raises(CheckpointError, match=r"checkpoints holds no folder checkpoint_N yet"):
+        project(tmp_path).load_state()
 
 
-def project(tmp_path: Path, **options: Any) -> Accelerator:
-    config = ProjectConfiguration(str(tmp_path), automatic_checkpoint_naming=True, **options)
+def project(folder: Path | None, **options: Any) -> Accelerator:
+    config = ProjectConfiguration(folder and str(folder), automatic_checkpoint_naming=True, **options)
     return Accelerator(cpu=True, project_config=config)
 
 
@@ -75,9 +76,13 @@ def test_checkpoints_are_numbered_and_the_newest_is_loaded(tmp_path):
     for meter.state in range(11):
         assert accelerator.save_state() == tmp_path / "checkpoints" / f"checkpoint_{meter.state}"
     (tmp_path / "checkpoints" / "notes").mkdir()
-    accelerator.load_state()
-    assert meter.state == 10
-    assert accelerator.save_iteration == 11
+    second = project(tmp_path)
+    second.register_for_checkpointing(meter := Meter())
+    with pytest.raises(ValueError, match=r"checkpoint_0 exists already.*iteration=11\), or call load_state\(\) first"):
+        second.save_state()
+    second.load_state()
+    assert (meter.state, second.save_iteration) == (10, 11)
+    assert second.save_state() == tmp_path / "checkpoints" / "checkpoint_11"
 
 
 def test_oldest_are_removed_once_the_new_one_is_whole(tmp_path):
@@ -98,33 +103,13 @@ def test_oldest_are_removed_once_the_new_one_is_whole(tmp_path):
 
 
 def test_checkpoints_of_an_earlier_run_are_removed_first(tmp_path):
-    first = project(tmp_path, total_limit=3)
-    for _ in range(9):
-        first.save_state()
+    for iteration in (6, 7, 8):
+        project(tmp_path, iteration=iteration).save_state()
     second, left = project(tmp_path, total_limit=3), []
     for _ in range(4):
         assert second.save_state().is_dir()
         left.append(sorted(int(path.name.rpartition("_")[2]) for path in (tmp_path / "checkpoints").iterdir()))
     assert left == [[0, 7, 8], [0, 1, 8], [0, 1, 2], [1, 2, 3]]
-
-
-def test_automatic_name_that_is_taken_is_not_written_over(tmp_path):
-    first = project(tmp_path)
-    first.save_state()
-    first.save_state()
-    second = project(tmp_path)
-    with pytest.raises(ValueError, match=r"checkpoint_0 exists already.*iteration=2\), or call load_state\(\) first"):
-        second.save_state()
-    second.load_state()
-    assert second.save_state() == tmp_path / "checkpoints" / "checkpoint_2"
-
-
-def test_automatic_names_need_a_project(tmp_path):
-    accelerator = Accelerator(cpu=True, project_config=ProjectConfiguration(automatic_checkpoint_naming=True))
-    with pytest.raises(ValueError, match=r"save_state\(\) without a folder needs a project"):
-        accelerator.save_state()
-    with pytest.raises(CheckpointError, match=r"checkpoints holds no folder checkpoint_N yet"):
-        project(tmp_path).load_state()
 
 
 def test_folder_that_is_named_wins_over_automatic_naming_and_is_never_removed(tmp_path):

@@ -6,10 +6,8 @@ over.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import random
-import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +21,8 @@ from notebook_launcher.training.checkpoints import folders as staging
 from notebook_launcher.training.checkpoints.folders import write_text
 from notebook_launcher.training.parallelism.fsdp_plugin import FullyShardedDataParallelPlugin
 from notebook_launcher.training.plugins import ProjectConfiguration
-from tests.support.killing import NEVER, check, interpreter, start_killed, survey, survey_others, were_killed
+from tests.support.killing import NEVER, check, interpreter, start_killed, survey, were_killed
+from tests.support.toy_checkpoints import Meter
 from tests.support.toy_training import shards_on_cpus
 
 if TYPE_CHECKING:
@@ -37,23 +36,23 @@ def run() -> Iterator[Callable[..., dict[str, Any]]]:
         yield call
 
 
+def killed(save: Callable[[], object]) -> Callable[[int], bool]:
+    """Return the function that saves in a process which is killed before a call of a number."""
+    return lambda number: were_killed([start_killed(number, lambda: save)])
+
+
 NAMES = ("a", "below/b", "c", "entry")
 
 
 def folders(folder: str, way: str) -> dict[str, Any]:
     """Survey saves of plain files: into no folder, in place of a folder (alone), and beside other files (shared)."""
     target = Path(folder)
+    old = {"new": (), "alone": (*NAMES, "gone"), "shared": (*NAMES, "gone", "mine")}[way]
 
     def begin() -> None:
-        shutil.rmtree(target.parent, ignore_errors=True)
-        target.mkdir(parents=True)
-        for name in (*NAMES, "gone") if way != "new" else ():
-            (target / name).parent.mkdir(exist_ok=True)
+        for name in old:
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
             (target / name).write_text("old")
-        if way == "shared":
-            (target / "mine").write_text("old")
-        if way == "new":
-            target.rmdir()
 
     def save() -> None:
         stage = staging.open_stage(target)
@@ -73,7 +72,7 @@ def folders(folder: str, way: str) -> dict[str, Any]:
         assert set(found) == {*NAMES, *(["gone"] if content == "old" else [])}, found
         return content
 
-    return survey(begin, save, load, target)
+    return survey(begin, killed(save), load, target)
 
 
 @pytest.mark.parametrize(("way", "calls"), [("new", 12), ("alone", 20), ("shared", 20)])
@@ -90,8 +89,6 @@ def models(folder: str) -> dict[str, Any]:
         return torch.nn.ParameterDict({name: torch.full((8,), float(number)) for name in "abc"})
 
     def begin() -> None:
-        shutil.rmtree(target.parent, ignore_errors=True)
-        target.mkdir(parents=True)
         checkpoints.save_model(model(1), target, max_shard_size=32)
         (target / "config.json").write_text("mine")
 
@@ -105,25 +102,12 @@ def models(folder: str) -> dict[str, Any]:
         assert (target / "config.json").read_text() == "mine"
         return {1: "old", 2: "new"}[int(value)]
 
-    return survey(begin, save, load, target, every=2)
+    return survey(begin, killed(save), load, target, every=2)
 
 
 @pytest.mark.slow
 def test_model_is_the_old_one_or_the_new_one(run, tmp_path):
     check(run(models, tmp_path / "parent" / "folder"), at_least=20)
-
-
-class Note:
-    """A registered object whose state is one number."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-
-    def state_dict(self) -> dict[str, int]:
-        return {"number": self.number}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.number = state["number"]
 
 
 class Training:
@@ -137,9 +121,8 @@ class Training:
         self.model, self.optimizer = self.accelerator.prepare(self.model, self.optimizer)
         with self.accelerator.accumulate(self.model):
             self.accelerator.backward(9 * number * self.model(torch.ones(1, 1)).sum())
-        self.note = Note(number)
-        self.accelerator.register_for_checkpointing(self.note)
-        random.seed(number)
+        self.meter = Meter(number)
+        self.accelerator.register_for_checkpointing(self.meter)
 
     def numbers(self) -> set[float]:
         draw = random.random()
@@ -148,7 +131,7 @@ class Training:
             self.model.weight.item(),
             self.model.weight.grad.item(),
             self.optimizer.param_groups[0]["lr"] / 0.25,
-            self.note.number,
+            self.meter.state,
             next(number for number in range(9) if random.Random(number).random() == draw),
         }
 
@@ -156,17 +139,11 @@ class Training:
 def states(folder: str) -> dict[str, Any]:
     """Survey saves of the whole state of a training."""
     torch.set_num_threads(1)
-    target, old, new = Path(folder), Training(1), Training(2)
+    target, trainings = Path(folder), {number: Training(number) for number in (1, 2)}
 
-    def begin() -> None:
-        shutil.rmtree(target.parent, ignore_errors=True)
-        target.parent.mkdir(parents=True)
-        random.seed(1)
-        old.accelerator.save_state(target)
-
-    def save() -> None:
-        random.seed(2)
-        new.accelerator.save_state(target)
+    def save(number: int) -> None:
+        random.seed(number)
+        trainings[number].accelerator.save_state(target)
 
     def load() -> str:
         found = Training(3)
@@ -174,7 +151,7 @@ def states(folder: str) -> dict[str, Any]:
         (number,) = found.numbers()
         return {1: "old", 2: "new"}[int(number)]
 
-    return survey(begin, save, load, target, every=2)
+    return survey(lambda: save(1), killed(lambda: save(2)), load, target, every=2)
 
 
 @pytest.mark.slow
@@ -184,40 +161,41 @@ def test_state_is_the_old_one_or_the_new_one_in_all_its_parts(run, tmp_path):
 
 def numbered(folder: str) -> dict[str, Any]:
     """Survey saves into numbered folders, of which two are kept."""
-    project = Path(folder)
+    target = Path(folder)
 
-    def accelerator(number: int) -> tuple[Accelerator, Note]:
-        config = ProjectConfiguration(str(project), automatic_checkpoint_naming=True, total_limit=2, iteration=number)
-        made = Accelerator(cpu=True, project_config=config)
-        made.register_for_checkpointing(note := Note(number))
-        return made, note
+    def begin(*, loads: bool = True) -> tuple[Accelerator, Meter]:
+        config = ProjectConfiguration(str(target.parent), automatic_checkpoint_naming=True, total_limit=2)
+        accelerator = Accelerator(cpu=True, project_config=config)
+        accelerator.register_for_checkpointing(meter := Meter())
+        if loads:
+            accelerator.load_state()
+        return accelerator, meter
 
-    found, number = [], 0
-    while True:
-        shutil.rmtree(project, ignore_errors=True)
-        project.mkdir()
-        for at in range(3):
-            accelerator(at)[0].save_state()
-        was_killed = were_killed([start_killed(number, accelerator(3)[0].save_state)])
-        made, note = accelerator(0)
-        made.load_state()
-        found.append({2: "old", 3: "new"}[note.number])
-        note.number = made.save_iteration
-        made.save_state()
-        names = sorted(path.name for path in (project / "checkpoints").iterdir())
-        assert names == [f"checkpoint_{note.number + at}" for at in (-1, 0)]
-        if not was_killed:
-            return {"found": found, "calls": number}
-        number += 1
+    def save_old() -> None:
+        accelerator, meter = begin(loads=False)
+        for meter.state in range(3):
+            accelerator.save_state()
+
+    def prepare() -> Callable[[], object]:
+        accelerator, meter = begin()
+        meter.state = accelerator.save_iteration
+        return accelerator.save_state
+
+    def save(number: int) -> bool:
+        was_killed = were_killed([start_killed(number, prepare)])
+        numbers = sorted(int(path.name.rpartition("_")[2]) for path in target.glob("checkpoint_*"))
+        assert was_killed or (len(numbers), numbers[1] - numbers[0]) == (2, 1)
+        return was_killed
+
+    def load() -> str:
+        return "old" if begin()[1].state == 2 else "new"
+
+    return survey(save_old, save, load, target)
 
 
 @pytest.mark.slow
 def test_newest_checkpoint_is_whole_and_the_limit_is_kept(run, tmp_path):
-    check(run(numbered, tmp_path / "project"), at_least=20)
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# Ranks that are killed while they save a sharded model.
+    check(run(numbered, tmp_path / "project" / "checkpoints"), at_least=20)
 
 
 def make_sharded(number: int) -> tuple[Any, torch.optim.Optimizer]:
@@ -227,47 +205,38 @@ def make_sharded(number: int) -> tuple[Any, torch.optim.Optimizer]:
     return model, torch.optim.SGD(model.parameters(), lr=0.25 * number)
 
 
-def load_sharded(target: Path) -> str:
-    accelerator = Accelerator(cpu=True)
-    model, optimizer = accelerator.prepare(*make_sharded(3))
-    accelerator.load_state(target)
-    (number,) = {*model.weight.flatten().tolist(), optimizer.param_groups[0]["lr"] / 0.25}
-    return {1: "old", 2: "new"}[int(number)]
-
-
-class Rank:
-    """A process that saves a sharded model."""
-
-    def __init__(self, target: Path, number: int) -> None:
-        self.target = target
-        self.number = number
-        self.accelerator: Any = None
-
-    def join(self, rank: int, store: str) -> None:
-        """Prepare a model that two ranks share out."""
-        dist.init_process_group("gloo", store=dist.FileStore(store, 2), rank=rank, world_size=2)
-        self.accelerator = Accelerator(cpu=True, fsdp_plugin=FullyShardedDataParallelPlugin())
-        self.accelerator.prepare(*make_sharded(self.number))
-
-    def save(self) -> None:
-        self.accelerator.save_state(self.target, state_dict_type="SHARDED_STATE_DICT")
-
-
 def two_ranks(folder: str, victim: str) -> dict[str, Any]:
     """Survey saves of a model that two ranks share out, of which one is killed."""
+    import torch.distributed.checkpoint
+    import torch.distributed.fsdp  # Once, and not in each of the processes.
+
     torch.set_num_threads(1)
     target, numbers = Path(folder), itertools.count()
 
-    def save(number: int, last_call: int) -> bool:
+    def save(last_call: int, number: int = 2) -> bool:
         store = str(target.parents[1] / f"store {next(numbers)}")
-        children = []
-        for at in range(2):
-            rank = Rank(target, number)
-            dies_before = last_call if str(at) == victim else NEVER
-            children.append(start_killed(dies_before, rank.save, functools.partial(rank.join, at, store)))
-        return were_killed(children)
 
-    return survey_others(save, lambda: load_sharded(target), target)
+        def prepare(rank: int) -> Callable[[], object]:
+            dist.init_process_group("gloo", store=dist.FileStore(store, 2), rank=rank, world_size=2)
+            accelerator = Accelerator(cpu=True, fsdp_plugin=FullyShardedDataParallelPlugin())
+            accelerator.prepare(*make_sharded(number))
+            return lambda: accelerator.save_state(target, state_dict_type="SHARDED_STATE_DICT")
+
+        ranks = {rank: last_call if str(rank) == victim else NEVER for rank in range(2)}
+        return were_killed([start_killed(call, lambda rank=rank: prepare(rank)) for rank, call in ranks.items()])
+
+    def begin() -> None:
+        assert not save(NEVER, number=1)
+        assert (target / "pytorch_model_fsdp_0" / ".metadata").exists()
+
+    def load() -> str:
+        accelerator = Accelerator(cpu=True)
+        model, optimizer = accelerator.prepare(*make_sharded(3))
+        accelerator.load_state(target)
+        (number,) = {*model.weight.flatten().tolist(), optimizer.param_groups[0]["lr"] / 0.25}
+        return {1: "old", 2: "new"}[int(number)]
+
+    return survey(begin, save, load, target, every=3)  # Each takes four processes.
 
 
 @pytest.mark.slow

@@ -15,7 +15,6 @@ import torch
 import transformers
 from accelerate.utils import load_checkpoint_in_model
 
-from notebook_launcher import notebook_launch
 from notebook_launcher.training import checkpoints
 from notebook_launcher.training.checkpoints.models import parse_size
 from tests.support.checkpoints import files, same, small_files
@@ -55,36 +54,30 @@ def tied(seed: int = 0) -> torch.nn.Module:
         (False, 100, {f"pytorch_model-0000{n}-of-00003.bin" for n in (1, 2, 3)} | {"pytorch_model.bin.index.json"}),
     ],
 )
-def test_files_have_hugging_faces_names(tmp_path, safe, size, expected):
-    checkpoints.save_model(plain(), tmp_path / "a", max_shard_size=size, safe_serialization=safe)
-    assert files(tmp_path / "a") == expected
-
-
-@FORMATS
-@pytest.mark.parametrize("size", ["10GB", 100])
-def test_models_are_exchanged_with_accelerate(tmp_path, safe, size):
-    checkpoints.save_model(tied(1), tmp_path / "ours", max_shard_size=size, safe_serialization=safe)
+def test_files_have_hugging_faces_names_and_are_exchanged_with_accelerate(tmp_path, safe, size, expected):
+    options = {"max_shard_size": size, "safe_serialization": safe}
+    checkpoints.save_model(plain(), tmp_path / "plain", **options)
+    assert files(tmp_path / "plain") == expected
+    checkpoints.save_model(tied(1), tmp_path / "ours", **options)
     model = tied(2)
     load_checkpoint_in_model(model, str(tmp_path / "ours"))
     assert same(model, tied(1))
-    theirs = accelerate.Accelerator(cpu=True)
-    theirs.save_model(tied(3), tmp_path / "theirs", max_shard_size=size, safe_serialization=safe)
+    accelerate.Accelerator(cpu=True).save_model(tied(3), tmp_path / "theirs", **options)
     checkpoints.load_model(model, tmp_path / "theirs")
     assert same(model, tied(3))
 
 
-@pytest.mark.parametrize("size", ["2KB"])
-def test_models_are_exchanged_with_transformers(tmp_path, size):
+def test_models_are_exchanged_with_transformers(tmp_path):
     config = transformers.GPT2Config(vocab_size=16, n_positions=8, n_embd=8, n_layer=1, n_head=1)
     model = transformers.GPT2LMHeadModel(config)
     config.save_pretrained(tmp_path / "ours")
-    checkpoints.save_model(model, tmp_path / "ours", max_shard_size=size)
+    checkpoints.save_model(model, tmp_path / "ours", max_shard_size="2KB")
     loaded: Any = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "ours", output_loading_info=True)
     theirs, report = loaded
     assert same(theirs, model)
     assert not report["missing_keys"]
     assert theirs.lm_head.weight is theirs.transformer.wte.weight
-    model.save_pretrained(tmp_path / "theirs", max_shard_size=size)
+    model.save_pretrained(tmp_path / "theirs", max_shard_size="2KB")
     again = transformers.GPT2LMHeadModel(config)
     checkpoints.load_model(again, tmp_path / "theirs")
     assert same(again, model)
@@ -180,20 +173,17 @@ def test_files_can_be_read_by_whom_the_umask_lets(tmp_path):
     assert stat.S_IMODE((tmp_path / "b").stat().st_mode) == 0o644
 
 
-def test_link_to_a_folder_stays_one(tmp_path):
+def test_link_to_a_folder_and_the_folder_that_this_process_works_in_stay(tmp_path, monkeypatch):
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to("real")
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
     for seed in (1, 2):
         checkpoints.save_model(plain(seed), tmp_path / "link")
-    assert (tmp_path / "link").is_symlink()
-    assert files(tmp_path / "real") == {"model.safetensors"}
-
-
-def test_folder_that_this_process_works_in_stays_its_own(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for seed in (1, 2):
         checkpoints.save_model(plain(seed), ".")
         assert Path("model.safetensors").exists()
+    assert (tmp_path / "link").is_symlink()
+    assert files(tmp_path / "real") == {"model.safetensors"}
     model = plain(3)
     checkpoints.load_model(model, ".")
     assert same(model, plain(2))
@@ -210,7 +200,7 @@ def test_full_disk_leaves_the_earlier_save_whole(tmp_path, safe, size):
     assert files(tmp_path) == {"a/model.safetensors" if safe else "a/pytorch_model.bin"}
 
 
-def test_only_rank_0_writes_and_no_rank_waits_for_another(tmp_path):
+def test_only_rank_0_writes_and_no_rank_waits_for_another(ranks, tmp_path):
     def alone() -> None:
         rank = torch.distributed.get_rank()
         checkpoints.save_model(torch.nn.Linear(1, 1), tmp_path / f"folder_{rank}")
@@ -218,57 +208,51 @@ def test_only_rank_0_writes_and_no_rank_waits_for_another(tmp_path):
         if rank == 0:
             checkpoints.save(rank, tmp_path / "by_rank_0")
 
-    notebook_launch(alone, 2, output="none")
+    ranks.run(2, alone)
     assert {path.name for path in tmp_path.iterdir()} == {"folder_0", "file_0", "by_rank_0"}
 
 
-def test_max_shard_size_accepts_bytes_and_units_and_refuses_what_is_not_a_size(tmp_path):
+def test_max_shard_size_accepts_bytes_and_units_and_what_is_no_size_or_has_no_data_is_refused(tmp_path):
     sizes: Any = ("200MB", 200 * 10**6), ("10 gb", 10**10), ("1.5KB", 1500), ("2KiB", 2048), ("7B", 7), (12, 12)
     assert all(parse_size(size) == expected for size, expected in sizes)
     wrong: Any = ("", "ten", "10", "-1MB", 0, True, 1.5, None, "0KB")
     for size in wrong:
         with pytest.raises(ValueError, match=r"max_shard_size=.* is not a size. It can be .*'200MB'"):
             checkpoints.save_model(plain(), tmp_path / "a", max_shard_size=size)
+    with pytest.raises(checkpoints.CheckpointError, match="'weight' and 1 more are on the meta device"):
+        checkpoints.save_model(torch.nn.Linear(2, 2, device="meta"), tmp_path / "a")
     assert not (tmp_path / "a").exists()
 
 
-def test_weights_without_data_are_not_saved(tmp_path):
-    with pytest.raises(checkpoints.CheckpointError, match="'weight' and 1 more are on the meta device"):
-        checkpoints.save_model(torch.nn.Linear(2, 2, device="meta"), tmp_path / "a")
-    assert files(tmp_path) == set()
+class Extra(torch.nn.Linear):
+    """A model with a state that is no tensor."""
+
+    extra: Any = None
+
+    def get_extra_state(self) -> Any:
+        return self.extra
+
+    def set_extra_state(self, state: Any) -> None:
+        self.extra = state
 
 
-@pytest.mark.parametrize("tensor", [torch.zeros(2, dtype=torch.complex128), torch.eye(3).to_sparse()])
-def test_types_unknown_to_safetensors_need_pickling(tmp_path, tensor):
-    class Odd(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.register_buffer("odd", tensor.clone())
-
-    with pytest.raises(checkpoints.CheckpointError, match=r"safetensors cannot hold .* Pass safe_serialization=False"):
-        checkpoints.save_model(Odd(), tmp_path / "a")
-    checkpoints.save_model(Odd(), tmp_path / "a", safe_serialization=False)
-    checkpoints.load_model(Odd(), tmp_path / "a")
-    assert files(tmp_path) == {"a/pytorch_model.bin"}
-
-
-def test_state_that_is_no_tensor_needs_pickling(tmp_path):
-    class Extra(torch.nn.Linear):
-        extra = "new"
-
-        def get_extra_state(self) -> dict[str, str]:
-            return {"extra": self.extra}
-
-        def set_extra_state(self, state: dict[str, str]) -> None:
-            self.extra = state["extra"]
-
-    with pytest.raises(checkpoints.CheckpointError, match=r"'_extra_state' is no tensor but dict.*safe_serialization"):
-        checkpoints.save_model(Extra(1, 1), tmp_path)
+@pytest.mark.parametrize(
+    ("odd", "words"),
+    [
+        (torch.zeros(2, dtype=torch.complex128), r"safetensors cannot hold .* Pass safe_serialization=False"),
+        (torch.eye(3).to_sparse(), r"safetensors cannot hold .* Pass safe_serialization=False"),
+        ({"extra": "saved"}, r"'_extra_state' is no tensor but dict.*safe_serialization"),
+    ],
+)
+def test_what_safetensors_does_not_hold_needs_pickling(tmp_path, odd, words):
     model, other = Extra(1, 1), Extra(1, 1)
-    model.extra = "saved"
-    checkpoints.save_model(model, tmp_path, safe_serialization=False)
-    checkpoints.load_model(other, tmp_path)
-    assert other.extra == "saved"
+    model.extra = odd
+    with pytest.raises(checkpoints.CheckpointError, match=words):
+        checkpoints.save_model(model, tmp_path / "a")
+    checkpoints.save_model(model, tmp_path / "a", safe_serialization=False)
+    checkpoints.load_model(other, tmp_path / "a")
+    assert files(tmp_path) == {"a/pytorch_model.bin"}
+    assert str(other.extra) == str(odd)
 
 
 @pytest.mark.parametrize(
@@ -307,21 +291,14 @@ def test_damaged_save_is_refused(tmp_path, name, damage, words):
     assert same(model, plain(2))
 
 
-@pytest.mark.parametrize("safe", [True, False])
-def test_save_writes_an_object_once_and_whole(tmp_path, safe):
-    state = {"a": torch.arange(3.0), "b": torch.ones(2)}
+@FORMATS
+def test_save_writes_an_object_once_and_whole_to_a_path_or_an_open_file(tmp_path, safe):
+    state, file = {"a": torch.arange(3.0), "b": torch.ones(2)}, io.BytesIO()
+    checkpoints.save(state, file, safe_serialization=safe)
     checkpoints.save(state, tmp_path / "f", safe_serialization=safe)
     with small_files(), pytest.raises(OSError, match="File too large"):
         checkpoints.save({"a": torch.zeros(9999)}, tmp_path / "f", safe_serialization=safe)
-    read = safetensors.torch.load_file(tmp_path / "f") if safe else torch.load(tmp_path / "f")
-    assert read.keys() == state.keys()
-    assert all(torch.equal(read[name], tensor) for name, tensor in state.items())
+    for content in (file.getvalue(), (tmp_path / "f").read_bytes()):
+        read = safetensors.torch.load(content) if safe else torch.load(io.BytesIO(content))
+        assert {name: tensor.tolist() for name, tensor in read.items()} == {"a": [0, 1, 2], "b": [1, 1]}
     assert files(tmp_path) == {"f"}
-
-
-@pytest.mark.parametrize("safe", [True, False])
-def test_save_writes_into_an_open_file(safe):
-    file = io.BytesIO()
-    checkpoints.save({"a": torch.ones(2)}, file, safe_serialization=safe)
-    read = safetensors.torch.load(file.getvalue()) if safe else torch.load(io.BytesIO(file.getvalue()))
-    assert read["a"].tolist() == [1, 1]

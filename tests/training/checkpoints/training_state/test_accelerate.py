@@ -10,41 +10,37 @@ import accelerate
 import numpy as np
 import pytest
 import torch
-from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
+from torch.optim.lr_scheduler import OneCycleLR
 
 from notebook_launcher.training.accelerator import Accelerator
 from notebook_launcher.training.checkpoints import CheckpointError
 from notebook_launcher.training.random import set_seed
 from tests.support.toy_checkpoints import Meter, listed
+from tests.support.toy_training import recorded
 
 pytestmark = pytest.mark.usefixtures("compiler_cache")
 
 # ruff: noqa: NPY002 - the legacy generator is the one whose state is kept
 
 
-def theirs(seed: int) -> tuple[accelerate.Accelerator, torch.nn.Module, Any, Any, Meter]:
+def theirs(seed: int) -> Any:
     accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
     accelerate.state.GradientState._reset_state()
-    accelerator = accelerate.Accelerator(cpu=True)
-    model, optimizer, scheduler = build(seed)
-    prepared = accelerator.prepare(model, optimizer, scheduler)
-    accelerator.register_for_checkpointing(meter := Meter({"seed": seed}))
-    return accelerator, *prepared, meter
+    return begin(accelerate.Accelerator(cpu=True), seed)
 
 
-def ours(seed: int) -> tuple[Accelerator, torch.nn.Module, Any, Any, Meter]:
-    accelerator = Accelerator(cpu=True)
-    model, optimizer, scheduler = build(seed)
-    prepared = accelerator.prepare(model, optimizer, scheduler)
-    accelerator.register_for_checkpointing(meter := Meter({"seed": seed}))
-    return accelerator, *prepared, meter
+def ours(seed: int) -> Any:
+    return begin(Accelerator(cpu=True), seed)
 
 
-def build(seed: int) -> tuple[torch.nn.Module, torch.optim.Optimizer, LRScheduler]:
+def begin(accelerator: Any, seed: int) -> tuple[Any, torch.nn.Module, Any, Any, Meter]:
     set_seed(seed)
     model = torch.nn.Linear(2, 1)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1 * seed)
-    return model, optimizer, OneCycleLR(optimizer, max_lr=0.1 * seed, total_steps=9)
+    scheduler = OneCycleLR(optimizer, max_lr=0.1 * seed, total_steps=9)
+    prepared = accelerator.prepare(model, optimizer, scheduler)
+    accelerator.register_for_checkpointing(meter := Meter({"seed": seed}))
+    return accelerator, *prepared, meter
 
 
 def step(accelerator: Any, model: torch.nn.Module, optimizer: Any, scheduler: Any) -> None:
@@ -61,30 +57,17 @@ def states(*objects: Any) -> Any:
 
 @pytest.mark.parametrize("safe", [True, False])
 @pytest.mark.filterwarnings("default")  # Accelerate's own
-def test_accelerate_loads_what_we_saved(tmp_path, safe):
-    accelerator, *objects, meter = ours(1)
-    step(accelerator, *objects)
-    accelerator.save_state(tmp_path / "a", safe_serialization=safe)
-    expected = states(*objects, meter)
-    accelerator, *objects, meter = theirs(2)
-    accelerator.load_state(str(tmp_path / "a"))
-    assert states(*objects, meter) == expected
-
-
-@pytest.mark.parametrize("safe", [True, False])
-@pytest.mark.filterwarnings("default")
-def test_state_saved_by_accelerate_is_loaded_with_a_warning(tmp_path, safe):
-    accelerator, *objects, meter = theirs(1)
-    step(accelerator, *objects)
-    accelerator.save_state(str(tmp_path / "a"), safe_serialization=safe)
-    expected = states(*objects, meter)
-    accelerator, *objects, meter = ours(2)
-    with pytest.warns(
-        UserWarning, match="has no manifest, because Accelerate writes none.* cannot be verified"
-    ) as warned:
-        accelerator.load_state(tmp_path / "a")
-    assert len(warned) == 1
-    assert states(*objects, meter) == expected
+def test_checkpoints_are_exchanged_with_accelerate(tmp_path, safe):
+    for folder, (saves, loads) in {"ours": (ours, theirs), "theirs": (theirs, ours)}.items():
+        accelerator, *objects, meter = saves(1)
+        step(accelerator, *objects)
+        accelerator.save_state(str(tmp_path / folder), safe_serialization=safe)
+        expected = states(*objects, meter)
+        accelerator, *objects, meter = loads(2)
+        _, warned = recorded(accelerator.load_state, str(tmp_path / folder))
+        assert states(*objects, meter) == expected
+    (remark,) = warned
+    assert "has no manifest, because Accelerate writes none: its files cannot be verified" in remark
 
 
 @pytest.mark.filterwarnings("default")

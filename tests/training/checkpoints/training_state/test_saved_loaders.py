@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import random
-import warnings
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -32,9 +32,10 @@ class Stream(IterableDataset[torch.Tensor]):
 class Training:
     """Two epochs over 23 or 24 numbers in batches of two, with dropout, in windows of three micro-batches."""
 
-    def __init__(self, seed: int, kind: str = "shuffled") -> None:
-        options = {"dispatched": {"dispatch_batches": True}, "seedable": {"use_seedable_sampler": True}}.get(kind, {})
-        config = DataLoaderConfiguration(**options)  # type: ignore[arg-type]
+    def __init__(self, seed: int, kind: str = "shuffled", **options: Any) -> None:
+        config = DataLoaderConfiguration(
+            dispatch_batches=True if kind == "dispatched" else None, use_seedable_sampler=kind == "seedable", **options
+        )
         self.accelerator = Accelerator(cpu=True, gradient_accumulation_steps=3, dataloader_config=config)
         set_seed(seed)
         # What rank 0 reads for all divides evenly: it fills a last round with what it happened to read first.
@@ -68,8 +69,8 @@ class Training:
         return repr((self.seen, weights, moments, random.random(), torch.rand(2).tolist()))
 
 
-def interrupt_and_go_on(folder: Any, kind: str, stop_after: int) -> tuple[str, str]:
-    """Train once through, and once with a checkpoint in between; return both outcomes."""
+def interrupt_and_go_on(folder: Any, kind: str, stop_after: int) -> tuple[str, str, list[list[float]]]:
+    """Train once through, and once with a checkpoint in between; return both outcomes, and the batches up to it."""
     through = Training(1, kind)
     through.train()
     expected = through.everything()
@@ -78,42 +79,34 @@ def interrupt_and_go_on(folder: Any, kind: str, stop_after: int) -> tuple[str, s
     first.accelerator.save_state(folder)
     second = Training(2, kind)
     second.accelerator.load_state(folder)
+    seen = list(first.seen)
     second.seen, second.epoch = first.seen, first.epoch
     second.train()
-    return expected, second.everything()
+    return expected, second.everything(), seen
 
 
-LOADERS = ["shuffled", "seedable", "dispatched", "stream", "workers"]
-
-
-@pytest.mark.parametrize("stop_after", [1, 5])
-@pytest.mark.parametrize("kind", LOADERS[:-1])  # torch's workers leave a signal handler behind
-def test_resumed_epoch_equals_uninterrupted_epoch(tmp_path, kind, stop_after):
-    expected, found = interrupt_and_go_on(tmp_path / "a", kind, stop_after)
-    assert found == expected
-
-
-@pytest.mark.parametrize("stop_after", [2, 8])
-@pytest.mark.parametrize("kind", LOADERS)
-def test_resumed_epoch_equals_uninterrupted_epoch_on_every_rank(ranks, tmp_path, kind, stop_after):
-    for expected, found in ranks.run(2, interrupt_and_go_on, tmp_path / "a", kind, stop_after):
+# In one process, torch's workers leave a signal handler behind.
+@pytest.mark.parametrize(
+    ("kind", "num_processes", "stop_after"),
+    [
+        *itertools.product(["shuffled", "seedable", "dispatched", "stream"], [1], [5]),
+        *itertools.product(["shuffled", "seedable", "dispatched", "stream", "workers"], [2], [2, 8]),
+    ],
+)
+def test_resumed_epoch_equals_uninterrupted_epoch_on_every_rank(ranks, tmp_path, kind, num_processes, stop_after):
+    outcomes = ranks.run(num_processes, interrupt_and_go_on, tmp_path / "a", kind, stop_after)
+    for expected, found, _ in outcomes:
         assert found == expected
-
-
-def test_another_number_of_ranks_resumes_with_the_rest_of_the_data(ranks, tmp_path):
-    def begin() -> list[list[float]]:
-        training = Training(1)
-        training.train(stop_after=3)
-        training.accelerator.save_state(tmp_path / "a")
-        return training.seen
-
-    first = [number for seen in ranks.run(2, begin) for batch in seen for number in batch]
-    alone = Training(2)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    if (kind, num_processes, stop_after) == (
+        "shuffled",
+        2,
+        2,
+    ):  # Another number of ranks resumes with the rest of the data.
+        alone = Training(2)
         alone.accelerator.load_state(tmp_path / "a")
-    rest = [number for batch in alone.loader for number in batch.flatten().tolist()]
-    assert sorted(first + rest) == [float(number) for number in range(23)]
+        rest = [number for batch in alone.loader for number in batch.flatten().tolist()]
+        first = [number for *_, seen in outcomes for batch in seen for number in batch]
+        assert sorted(first + rest) == [float(number) for number in range(23)]
 
 
 def test_different_loaders_start_at_their_beginning_with_a_warning(tmp_path):
@@ -130,20 +123,19 @@ def test_different_loaders_start_at_their_beginning_with_a_warning(tmp_path):
 def evaluate(training: Training, evaluation: Any, way: str) -> list[float]:
     """Return what an evaluation of two batches has seen."""
     seen: list[float] = []
-    if way == "mode":
-        training.model.eval()
+    training.model.train(way != "mode")
     with torch.no_grad() if way == "no_grad" else contextlib.nullcontext():
         for batch in evaluation:
             with torch.no_grad():
-                seen += training.model(batch).flatten().tolist() and batch.flatten().tolist()
+                training.model(batch)
+            seen += batch.flatten().tolist()
             if len(seen) >= 4:
                 break
     training.model.train()
     return seen
 
 
-@pytest.mark.parametrize("way", ["mode", "no_grad"])
-@pytest.mark.parametrize("is_nested", [False, True])
+@pytest.mark.parametrize(("way", "is_nested"), [("mode", False), ("mode", True), ("no_grad", False), ("no_grad", True)])
 def test_evaluation_that_was_left_begins_at_its_start(tmp_path, way, is_nested):
     first, second = Training(1), Training(2)
     numbers = torch.arange(12.0).view(-1, 1)
@@ -159,28 +151,15 @@ def test_evaluation_that_was_left_begins_at_its_start(tmp_path, way, is_nested):
     loop.close()
 
 
-def test_evaluation_that_was_left_continues_with_a_stateful_loader(tmp_path):
-    config = DataLoaderConfiguration(use_stateful_dataloader=True)
-    loaders = []
-    for _ in range(2):
-        accelerator = Accelerator(cpu=True, dataloader_config=config)
-        loader: Any = accelerator.prepare(DataLoader(torch.arange(6), batch_size=2))  # type: ignore[arg-type]
-        loaders.append((accelerator, loader))
-    (first, loader), (second, other) = loaders
-    with torch.no_grad():
-        for _ in loader:
+@pytest.mark.parametrize("way", ["stateful evaluation", "training of a model that evaluated meanwhile"])
+def test_loop_that_was_left_continues(tmp_path, way):
+    is_evaluation = way == "stateful evaluation"
+    first, second = (Training(seed, use_stateful_dataloader=is_evaluation) for seed in (1, 2))
+    first.model.train(is_evaluation)
+    with torch.no_grad() if is_evaluation else contextlib.nullcontext():
+        for _ in first.loader:
+            first.model.train()
             break
-    first.save_state(tmp_path / "a")
-    second.load_state(tmp_path / "a")
-    assert [batch.tolist() for batch in other] == [[2, 3], [4, 5]]
-
-
-def test_training_loop_whose_model_evaluated_meanwhile_continues(tmp_path):
-    first, second = Training(1), Training(2)
-    first.model.eval()
-    for _ in first.loader:
-        first.model.train()
-        break
     first.accelerator.save_state(tmp_path / "a")
     second.accelerator.load_state(tmp_path / "a")
     assert sum(1 for _ in second.loader) == 11
@@ -193,11 +172,10 @@ def test_checkpoint_inside_the_block_that_ends_a_window_has_no_open_window(tmp_p
             with training.accelerator.accumulate(training.model):
                 training.accelerator.backward(training.model(batch).square().mean())
                 training.optimizer.step()
-                if saves and number == 6 and place == "after the step":
-                    training.accelerator.save_state(tmp_path / "a")
-                training.optimizer.zero_grad()
-                if saves and number == 6 and place == "after zero_grad":
-                    training.accelerator.save_state(tmp_path / "a")
+                for here in ("after the step", "after zero_grad"):
+                    if saves and number == 6 and here == place:
+                        training.accelerator.save_state(tmp_path / "a")
+                    training.optimizer.zero_grad()
 
     first = Training(1)
     train(first, saves=True)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.optim.lr_scheduler import LambdaLR, OneCycleLR
+from torch.optim.lr_scheduler import LambdaLR
 
 from notebook_launcher.training.accelerator import Accelerator
 from notebook_launcher.training.checkpoints import CheckpointError
@@ -26,27 +26,20 @@ FILES = ["model.safetensors", "optimizer.bin", "optimizer_1.bin", "scheduler.bin
 
 
 @pytest.mark.parametrize(("micro_batches", "safe"), [(0, True), (1, False), (3, True), (5, False)])
-def test_resumed_training_equals_uninterrupted(tmp_path, micro_batches, safe):
+def test_resumed_training_equals_uninterrupted_and_saving_changes_nothing(tmp_path, micro_batches, safe):
+    through = Training(1)
+    through.train(micro_batches + 7)
+    expected = through.everything()
     first = Training(1)
     first.train(micro_batches)
-    first.accelerator.save_state(tmp_path / "a", safe_serialization=safe)
+    for _ in range(2):
+        first.accelerator.save_state(tmp_path / "a", safe_serialization=safe)
     first.train(7)
-    expected = first.everything()
+    assert first.everything() == expected
     second = Training(2)
     second.train(2)  # what it had gathered is forgotten
     second.accelerator.load_state(tmp_path / "a")
     second.train(7)
-    assert second.everything() == expected
-
-
-def test_save_state_changes_nothing(tmp_path):
-    first = Training(1)
-    first.train(8)
-    expected = first.everything()
-    second = Training(1)
-    for at in range(4):
-        second.train(2)
-        second.accelerator.save_state(tmp_path / f"{at % 2}")
     assert second.everything() == expected
 
 
@@ -61,19 +54,6 @@ def test_files_have_accelerates_names_and_a_manifest_lists_them(saved):
     assert manifest["versions"]["torch"] == torch.__version__
     assert set(manifest["files"]) == set(FILES)
     assert all(record["bytes"] == (saved / name).stat().st_size for name, record in manifest["files"].items())
-
-
-def test_two_models_have_two_files_and_each_gets_its_own(tmp_path):
-    def prepare() -> tuple[Accelerator, list[torch.nn.Module]]:
-        accelerator = Accelerator(cpu=True)
-        return accelerator, [accelerator.prepare(torch.nn.Linear(2, 2)) for _ in range(3)]
-
-    accelerator, models = prepare()
-    accelerator.save_state(tmp_path / "a")
-    assert {"model.safetensors", "model_1.safetensors", "model_2.safetensors"} < files(tmp_path / "a")
-    other, others = prepare()
-    other.load_state(tmp_path / "a")
-    assert all(same(mine, its) for mine, its in zip(models, others, strict=True))
 
 
 # What is refused, and that nothing was loaded then.
@@ -111,6 +91,10 @@ def test_manifest_that_does_not_parse_or_is_newer_is_refused(saved):
     refuse(training, saved, "has format 4, and this version reads up to 3. .* install that version or a later one")
 
 
+def reshape(model: torch.nn.Sequential) -> None:
+    model[0], model[2] = torch.nn.Linear(4, 9), torch.nn.Linear(9, 1)
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -128,6 +112,7 @@ def test_manifest_that_does_not_parse_or_is_newer_is_refused(saved):
             lambda t: t.accelerator.register_for_checkpointing(Meter()),
             r"holds 1 custom objects, and 2 are registered here.*\n*.*load_model\(model, ",
         ),
+        (lambda t: reshape(t.model), r"(?s)does not fit Sequential.*size mismatch for 0.bias: \(8,\) in the"),
         (lambda t: t.adam.add_param_group({"params": [torch.zeros(1)]}), r"groups have \[4\] parameters.*\[4, 1\]"),
     ],
 )
@@ -137,38 +122,26 @@ def test_other_objects_than_were_saved_are_refused(saved, change, words):
     refuse(other, saved, words)
 
 
-def test_model_of_another_shape_is_refused(saved):
-    accelerator = Accelerator(cpu=True)
-    model = torch.nn.Sequential(torch.nn.Linear(4, 9), torch.nn.Dropout(0.4), torch.nn.Linear(9, 1))
-    leaf = torch.rand(1, requires_grad=True)
-    adam, sgd = torch.optim.AdamW(model.parameters()), torch.optim.SGD([leaf])
-    accelerator.prepare(model, leaf, adam, sgd, OneCycleLR(adam, max_lr=0.1, total_steps=50))
-    accelerator.register_for_checkpointing(Meter())
-    with pytest.raises(CheckpointError, match=r"(?s)does not fit Sequential.*size mismatch for 0.bias: \(8,\) in the"):
-        accelerator.load_state(saved)
-    assert not adam.state_dict()["state"]
+def test_several_models_have_their_own_files_and_other_names_are_loaded_if_asked(tmp_path):
+    def prepare(*, bias: bool = False) -> tuple[Accelerator, list[torch.nn.Module]]:
+        accelerator = Accelerator(cpu=True)
+        return accelerator, [accelerator.prepare(torch.nn.Linear(2, 2, bias=bias)) for _ in range(3)]
 
-
-def test_names_of_weights_may_differ_if_asked(tmp_path):
-    accelerator = Accelerator(cpu=True)
-    saved = accelerator.prepare(torch.nn.Linear(2, 2, bias=False))
-    accelerator.save_state(tmp_path / "a")
-    other = Accelerator(cpu=True)
-    loaded = other.prepare(torch.nn.Linear(2, 2))
+    accelerator, models = prepare()
+    with pytest.raises(TypeError, match=r"save_state\(\) has no argument safe_serialisation=\. Did you mean safe_s"):
+        accelerator.save_state(tmp_path / "a", safe_serialisation=False)
+    accelerator.save_state(tmp_path / "a", exclude_frozen_parameters=True)  # DeepSpeed's
+    assert {"model.safetensors", "model_1.safetensors", "model_2.safetensors"} < files(tmp_path / "a")
+    other, others = prepare()
+    other.load_state(tmp_path / "a")
+    assert all(same(mine, its) for mine, its in zip(models, others, strict=True))
+    other, others = prepare(bias=True)
+    with pytest.raises(TypeError, match=r"load_state\(\) has no argument stricht=\. Did you mean strict"):
+        other.load_state(tmp_path / "a", stricht=False)
     with pytest.raises(CheckpointError, match=r"Missing key\(s\) in state_dict: 'bias'"):
         other.load_state(tmp_path / "a")
     other.load_state(tmp_path / "a", strict=False, map_location="on_device")
-    assert torch.equal(loaded.weight, saved.weight)
-
-
-def test_unknown_keywords_are_refused_and_deepspeeds_are_not(tmp_path):
-    accelerator = Accelerator(cpu=True)
-    accelerator.prepare(torch.nn.Linear(2, 2))
-    with pytest.raises(TypeError, match=r"save_state\(\) has no argument safe_serialisation=\. Did you mean safe_s"):
-        accelerator.save_state(tmp_path / "a", safe_serialisation=False)
-    accelerator.save_state(tmp_path / "a", exclude_frozen_parameters=True)
-    with pytest.raises(TypeError, match=r"load_state\(\) has no argument stricht=\. Did you mean strict"):
-        accelerator.load_state(tmp_path / "a", stricht=False)
+    assert all(torch.equal(mine.weight, its.weight) for mine, its in zip(models, others, strict=True))
 
 
 # Hooks.

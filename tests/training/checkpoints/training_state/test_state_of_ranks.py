@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import random
-import warnings
 from typing import Any
 
 import pytest
@@ -17,6 +15,8 @@ from notebook_launcher.training.checkpoints.saving import merge_windows
 from notebook_launcher.training.plugins import ProjectConfiguration
 from notebook_launcher.training.random import set_seed
 from tests.support.checkpoints import files
+from tests.support.toy_checkpoints import Meter
+from tests.support.toy_training import recorded
 
 
 class Averaging:
@@ -33,28 +33,12 @@ class Averaging:
         for step in steps:
             value, weight = step[self.accelerator.process_index]
             with self.accelerator.accumulate(self.model):
-                self.accelerator.backward(self.loss(value), weight)
+                # A loss whose gradient is -value, through the model, so that DDP sees it.
+                loss = -self.model(torch.tensor([[value]], dtype=torch.float64)).sum()
+                self.accelerator.backward(loss, weight)
                 self.optimizer.step()
                 self.optimizer.zero_grad()
         return float(self.accelerator.unwrap_model(self.model).weight.item())
-
-    def loss(self, value: float) -> torch.Tensor:
-        """A loss whose gradient is -value, through the model, so that DDP sees it."""
-        loss: torch.Tensor = -self.model(torch.tensor([[value]], dtype=torch.float64)).sum()
-        return loss
-
-
-@dataclasses.dataclass
-class Stateful:
-    """An object of the user."""
-
-    state: Any
-
-    def state_dict(self) -> Any:
-        return self.state
-
-    def load_state_dict(self, state: Any) -> None:
-        self.state = state
 
 
 def test_object_whose_state_differs_between_ranks_is_saved_and_loaded_by_rank(ranks, tmp_path):
@@ -65,7 +49,7 @@ def test_object_whose_state_differs_between_ranks_is_saved_and_loaded_by_rank(ra
         optimizer = torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), lr=0.1)
         schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
         accelerator.prepare(optimizer, schedule)
-        objects = [Stateful(value) for value in values]
+        objects = [Meter(value) for value in values]
         accelerator.register_for_checkpointing(*objects)
         return accelerator, [schedule, *objects]
 
@@ -80,12 +64,10 @@ def test_object_whose_state_differs_between_ranks_is_saved_and_loaded_by_rank(ra
 
     def load() -> tuple[list[Any], list[str]]:
         accelerator, (schedule, *objects) = begin((0, 0, 0))
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            accelerator.load_state(tmp_path / "a")
+        _, remarks = recorded(accelerator.load_state, tmp_path / "a")
         position, equal, buffer = (made.state for made in objects)
         found = [position, equal["names"], buffer["rows"][0].tolist(), schedule.state_dict()["best"]]
-        return found, [str(warning.message) for warning in caught]
+        return found, remarks
 
     ranks.run(2, save)
     own = {f"{name}_rank_1.{end}" for name, end in [("custom_checkpoint_0", "pkl"), ("custom_checkpoint_2", "pkl")]}
@@ -95,7 +77,7 @@ def test_object_whose_state_differs_between_ranks_is_saved_and_loaded_by_rank(ra
     found, remarks = load()
     assert found == by_rank[0]
     assert len(remarks) == 3
-    words = "a state of Stateful (custom_checkpoint_0.pkl) for each of 2 ranks, and 1 load it: the states of rank 1 are"
+    words = "a state of Meter (custom_checkpoint_0.pkl) for each of 2 ranks, and 1 load it: the states of rank 1 are"
     assert words in remarks[1]
     *others, (found, _) = ranks.run(3, load)
     assert [found for found, _ in others] == by_rank
@@ -120,9 +102,7 @@ def test_open_window_resumes_with_another_number_of_ranks(ranks, tmp_path, befor
 
     def finish() -> float:
         training = Averaging()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that new ranks have no random states
-            training.accelerator.load_state(tmp_path / "a")
+        recorded(training.accelerator.load_state, tmp_path / "a")  # New ranks have no random states.
         return training.see(second)
 
     ranks.run(before, begin)
@@ -149,10 +129,8 @@ def test_new_ranks_get_own_random_states_with_one_warning(ranks, tmp_path):
     expected = random.random(), torch.rand(1).item()
 
     def load() -> tuple[tuple[float, float], list[str]]:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            Accelerator(cpu=True).load_state(tmp_path / "a")
-        return (random.random(), torch.rand(1).item()), [str(warning.message) for warning in caught]
+        _, said = recorded(Accelerator(cpu=True).load_state, tmp_path / "a")
+        return (random.random(), torch.rand(1).item()), said
 
     (draws_0, said_0), (draws_1, said_1) = ranks.run(2, load)
     assert draws_0 == expected
@@ -202,8 +180,7 @@ def test_each_machine_may_have_its_own_copy(ranks, tmp_path):
         os.environ["LOCAL_RANK"], os.environ["LOCAL_WORLD_SIZE"] = "0", "1"
         rank = torch.distributed.get_rank()
         found = []
-        nothing: Any = []
-        for steps in (first, nothing):
+        for steps in (first, []):
             training = Averaging()
             training.accelerator.state.local_process_index = 0
             training.accelerator.project_configuration = ProjectConfiguration(save_on_each_node=True)

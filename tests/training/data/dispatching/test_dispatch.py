@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset
 
 from notebook_launcher import Accelerator
 from notebook_launcher.training.data.dispatching import Portions
@@ -26,13 +26,12 @@ from notebook_launcher.training.data.rows import (
     join_batches,
     take_rows,
 )
-from tests.support.toy_training import Sessions, sessions_fixture
+from tests.support.toy_loaders import Opaque
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-
-ranks = sessions_fixture(2)
+    from tests.support.toy_training import Sessions
 
 
 @dataclasses.dataclass
@@ -41,20 +40,10 @@ class Record:
     names: list[str]
 
 
-class Opaque:
-    """Tensors in a type of the user's, which can be moved."""
-
-    def __init__(self, values: torch.Tensor) -> None:
-        self.values = values
-
-    def to(self, device: Any) -> Opaque:
-        return Opaque(self.values.to(device))
-
-
 class Given(IterableDataset[Any]):
     """Batches, ready made, on rank 0 alone."""
 
-    def __init__(self, batches: list[Any], touched: list[int] | None = None) -> None:
+    def __init__(self, batches: list[Any]) -> None:
         self.batches = batches
 
     def __iter__(self):
@@ -235,50 +224,39 @@ class UnpicklableError(Exception):
         self.lock = threading.Lock()
 
 
-@pytest.mark.parametrize("good", [0, 4, 5])
-def test_exception_in_the_data_set_reaches_every_rank(ranks, good):
-    def fail() -> int:
-        loader = prepare_data_loader(DataLoader(Broken(good, ZeroDivisionError("by zero"))), dispatch_batches=True)
+def test_exceptions_in_the_data_set_and_unpicklable_batches_reach_every_rank(ranks):
+    def fail(data: Any, **options: Any) -> tuple[int, str]:
+        loader = prepare_data_loader(DataLoader(data, **options), dispatch_batches=True)
         seen = 0
-        with pytest.raises(ZeroDivisionError, match="by zero"):
+        with pytest.raises(Exception, match=r"by zero|lock") as caught:
             for _ in loader:
                 seen += 1
         assert loader.active_loaders.loaders == []
-        return seen
+        return seen, type(caught.value).__name__
 
-    assert ranks.run(2, fail) == [good // 2] * 2
-
-
-def test_unpicklable_exceptions_and_batches_reach_every_rank_as_errors(ranks):
-    def fail(batches: Any) -> str:
-        loader = prepare_data_loader(DataLoader(batches, batch_size=None), dispatch_batches=True)
-        with pytest.raises(Exception, match="lock") as caught:
-            list(loader)
-        return type(caught.value).__name__
-
-    assert ranks.run(2, lambda: fail(Broken(0, UnpicklableError()))) == ["UnpicklableError", "RuntimeError"]
-    assert ranks.run(2, lambda: fail(Given([threading.Lock()] * 2))) == ["TypeError"] * 2
+    for good in (0, 4, 5):
+        broken = Broken(good, ZeroDivisionError("by zero"))
+        assert ranks.run(2, fail, broken) == [(good // 2, "ZeroDivisionError")] * 2
+    names = ["UnpicklableError", "RuntimeError"]
+    assert ranks.run(2, lambda: fail(Broken(0, UnpicklableError()))) == [(0, name) for name in names]
+    assert ranks.run(2, lambda: fail(Given([threading.Lock()] * 2), batch_size=None)) == [(0, "TypeError")] * 2
 
 
-def test_rounds_are_skipped_on_all_ranks(ranks):
+def test_skipping_rounds_and_leaving_a_loop_leave_all_ranks_in_step(ranks):
     def rest() -> list[Any]:
-        seen = []
+        seen: list[Any] = []
         for data in (Given(list(range(20))), torch.arange(20)):
             loader = prepare_data_loader(DataLoader(data, batch_size=3), dispatch_batches=True)  # type: ignore[arg-type]
             skipped = skip_first_batches(loader, 2)
             seen.append([sample for batch in skipped for sample in gather_for_metrics(batch, skipped).tolist()])
+            loader.set_epoch(0)
+            left = next(iter(loader)).tolist()
+            seen.append((left, [batch.tolist() for batch in loader][0]))  # noqa: RUF015 - the whole loop
         return seen
 
-    assert ranks.run(2, rest) == [[list(range(12, 20))] * 2] * 2
-
-
-def test_leaving_a_loop_on_all_ranks_leaves_them_in_step(ranks):
-    def leave() -> list[Any]:
-        loader = prepare_data_loader(DataLoader(Given(list(range(20))), batch_size=3), dispatch_batches=True)
-        first = next(iter(loader)).tolist()
-        return [first, [batch.tolist() for batch in loader][0]]  # noqa: RUF015 - the whole loop
-
-    assert ranks.run(2, leave) == [[[0, 1, 2]] * 2, [[3, 4, 5]] * 2]
+    found = ranks.run(2, rest)
+    for rank, first in enumerate(([0, 1, 2], [3, 4, 5])):
+        assert found[rank] == [list(range(12, 20)), (first, first)] * 2
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -293,14 +271,6 @@ def sample(number: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     return torch.full((1 + number % 3, 2), float(number)), {"boxes": torch.zeros(1 + number % 2, 4)}
 
 
-class Samples(Dataset[Any]):
-    def __len__(self) -> int:
-        return NUM_SAMPLES
-
-    def __getitem__(self, number: int) -> Any:
-        return sample(number)
-
-
 class Stream(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         yield from map(sample, range(NUM_SAMPLES))
@@ -308,10 +278,6 @@ class Stream(IterableDataset[Any]):
 
 def detection(samples: Sequence[Any]) -> Any:
     return tuple(zip(*samples, strict=True))
-
-
-def listed(samples: Sequence[Any]) -> Any:
-    return list(samples)
 
 
 def arrays(samples: Sequence[Any]) -> Any:
@@ -350,9 +316,9 @@ def train(loader: DataLoader[Any], options: dict[str, Any]) -> tuple[list[float]
     return gradients, had
 
 
-@pytest.mark.parametrize("collate", [detection, listed, arrays, packed])
+@pytest.mark.parametrize("collate", [detection, list, arrays, packed])
 @pytest.mark.parametrize(
-    ("data", "options", "num_workers"), [(Stream, {}, 0), (Samples, {"dispatch_batches": True}, 1)]
+    ("data", "options", "num_workers"), [(Stream, {}, 0), (lambda: list(Stream()), {"dispatch_batches": True}, 1)]
 )
 def test_batches_of_any_form_weigh_their_samples(
     ranks: Sessions, collate: Callable[..., Any], data: Callable[[], Any], options: dict[str, Any], num_workers: int
@@ -456,17 +422,14 @@ def test_two_tensors_in_a_batch_of_two_are_parts_of_it_or_may_be_either() -> Non
     assert not inner([torch.zeros(3)] * 2).can_be_cut
 
 
-def test_batch_that_must_be_cut_and_cannot_be_is_named() -> None:
+@pytest.mark.parametrize(
+    ("even", "words"),
+    [
+        (False, r"A batch of 3 samples cannot be cut .*collate_fn made a list of which not every"),
+        (True, r"last batch cannot be cut evenly .*: a list has no rows .*dispatch_batches=False"),
+    ],
+)
+def test_batch_that_must_be_cut_and_cannot_be_is_named(even: bool, words: str) -> None:  # a parameter
     batches = [(CountedBatch(["a", "b", "c"], 3, can_be_cut=False), 3)]
-    with pytest.raises(
-        TypeError, match=r"A batch of 3 samples cannot be cut .*collate_fn made a list of which not every"
-    ):
-        list(Portions(num_processes=2, split=True, even=False).deal(batches))
-
-
-def test_last_batch_that_cannot_be_shared_out_evenly_is_named() -> None:
-    batches = [(CountedBatch(["a", "b", "c"], 3, can_be_cut=False), 3)]
-    with pytest.raises(
-        TypeError, match=r"last batch cannot be cut evenly .*: a list has no rows .*dispatch_batches=False"
-    ):
-        list(Portions(num_processes=2, split=True).deal(batches))
+    with pytest.raises(TypeError, match=words):
+        list(Portions(num_processes=2, split=True, even=even).deal(batches))

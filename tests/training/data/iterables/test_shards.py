@@ -14,16 +14,13 @@ from torch.utils.data import DataLoader, IterableDataset
 from notebook_launcher import Accelerator
 from notebook_launcher.training.data.metrics import gather_for_metrics
 from notebook_launcher.training.data.prepare import prepare_data_loader, skip_first_batches
-from tests.support.toy_training import full_gradient, make_data, make_model, sessions_fixture
+from tests.support.toy_training import full_gradient, make_data, make_model
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 
 EQUAL, UNEVEN, ONE_EMPTY = (4, 4, 4, 4), (1, 5, 0, 7), (5, 4, 0, 0)
-
-
-ranks = sessions_fixture(1, 2)
 
 
 def read_shards(shards: list[tuple[int, int]]) -> Iterator[dict[str, int]]:
@@ -199,6 +196,22 @@ def test_compat_reads_the_shards_that_accelerate_reads(ranks):
     assert ranks.run(2, read) == [numbers_in((4, 4)), [20, 21, 22, 23, 30, 31, 32, 33]]
 
 
+def ask_accelerate() -> tuple[int, int]:
+    from accelerate import PartialState
+
+    return PartialState().process_index, PartialState().num_processes
+
+
+ASKS: dict[str, Callable[[], tuple[int, int]]] = {
+    "environment": lambda: (int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])),
+    "local": lambda: (int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])),
+    "accelerate": ask_accelerate,
+    "methods": lambda: (0, 1) if dist.group.WORLD is None else (dist.group.WORLD.rank(), dist.group.WORLD.size()),
+    "imported": lambda: (get_rank(), get_world_size()) if dist.is_initialized() else (0, 1),
+    "group": lambda: (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1),
+}
+
+
 class SplitWhenRead(IterableDataset[Any]):
     """Takes every second of 11 numbers, if whatever it asks says that there are two ranks."""
 
@@ -206,21 +219,7 @@ class SplitWhenRead(IterableDataset[Any]):
         self.asks = asks
 
     def __iter__(self) -> Iterator[int]:
-        if self.asks == "environment":
-            rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        elif self.asks == "local":
-            rank, size = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
-        elif self.asks == "accelerate":
-            from accelerate import PartialState
-
-            rank, size = PartialState().process_index, PartialState().num_processes
-        elif self.asks == "methods":
-            group = dist.group.WORLD
-            rank, size = (0, 1) if group is None else (group.rank(), group.size())
-        elif self.asks == "imported":
-            rank, size = (get_rank(), get_world_size()) if dist.is_initialized() else (0, 1)
-        else:
-            rank, size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+        rank, size = ASKS[self.asks]()
         return iter(range(rank, 11, size))
 
 
@@ -242,7 +241,7 @@ def test_data_set_that_splits_itself_is_read_as_a_whole(ranks):
     def read() -> Any:
         seen = [
             seen_of(SplitWhenRead(asks), dispatch_batches=None if num_workers else False, num_workers=num_workers)
-            for asks in ("environment", "group", "local", "methods", "imported", "accelerate")
+            for asks in ASKS
             for num_workers in (0, 1)
         ]
         return [*seen, seen_of(SplitWhenMade(), dispatch_batches=None)], os.environ["RANK"], dist.get_rank()

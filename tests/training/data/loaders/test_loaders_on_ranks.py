@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import random
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -13,18 +12,18 @@ import torch.distributed as dist
 from torch.utils.data import (
     DataLoader,
     DistributedSampler,
-    IterableDataset,
     Subset,
     SubsetRandomSampler,
     WeightedRandomSampler,
     get_worker_info,
 )
 
-from notebook_launcher import Accelerator, DataLoaderConfiguration, notebook_launch
+from notebook_launcher import Accelerator, DataLoaderConfiguration
 from notebook_launcher.training import operations
 from notebook_launcher.training.data.metrics import gather_for_metrics
 from notebook_launcher.training.data.prepare import prepare_data_loader, skip_first_batches
-from tests.support.toy_training import sessions_fixture
+from tests.support.toy_loaders import SizedStream, Stream
+from tests.support.toy_training import recorded
 
 if TYPE_CHECKING:
     from tests.support.toy_training import Sessions
@@ -32,27 +31,6 @@ if TYPE_CHECKING:
 SIZES = (0, 1, 3, 8, 9, 13)
 POLICIES = [(True, "weigh"), (False, "weigh"), (False, "stop")]
 CPU = torch.device("cpu")
-
-
-ranks = sessions_fixture(1, 2, 3)
-
-
-class Stream(IterableDataset[int]):
-    """Numbers in an order that depends on the epoch; workers have every n-th."""
-
-    def __init__(self, length: int) -> None:
-        self.length = length
-        self.epoch = 0
-
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
-
-    def __iter__(self):
-        numbers = list(range(self.length))
-        if self.epoch:
-            random.Random(self.epoch).shuffle(numbers)
-        worker = get_worker_info()
-        return iter(numbers if worker is None else numbers[worker.id :: worker.num_workers])
 
 
 def prepare(data: Any, options: dict[str, Any], **kwargs: Any) -> Any:
@@ -93,35 +71,31 @@ def test_every_sample_comes_once_and_in_order(ranks, dispatch, kind):
             assert seen == list(range(len(seen) if drop_last or uneven == "stop" else size)), options
 
 
-def collect(
-    options: dict[str, Any], length: int, *, epochs: int = 2, stream: bool = False, **kwargs: Any
-) -> list[list[list[int]]]:
-    """Return each epoch's samples, round by round, without repetitions."""
-    torch.manual_seed(3)
-    if kwargs.pop("weighted", False):
-        kwargs["sampler"] = WeightedRandomSampler([1.0] * length, length)
-    data: Any = Stream(length) if stream else range(length)
-    loader = prepare(data, options, **kwargs)
-    return [[gather_for_metrics(batch, loader).tolist() for batch in loader] for _ in range(epochs)]
+def collect(sessions: Sessions, num_processes: int, options: Any, *, stream: bool = False, **kwargs: Any) -> Any:
+    """Return the samples of two epochs, round by round, without repetitions, as all ranks gather them."""
+
+    def gather() -> list[list[list[int]]]:
+        torch.manual_seed(3)
+        data: Any = Stream(23, "by epoch") if stream else range(23)
+        loader = prepare(data, options, **kwargs)
+        return [[gather_for_metrics(batch, loader).tolist() for batch in loader] for _ in range(2)]
+
+    everybody = sessions.run(num_processes, gather)
+    assert all(epochs == everybody[0] for epochs in everybody)
+    return everybody[0]
 
 
 def flat(epochs: list[list[list[int]]]) -> list[list[int]]:
-    return [[sample for batch in epoch for sample in batch] for epoch in epochs]
-
-
-def run_collect(sessions: Sessions, num_processes: int, *args: Any, **kwargs: Any) -> list[list[list[int]]]:
-    everybody = sessions.run(num_processes, lambda: collect(*args, **kwargs))
-    assert all(batches_of_rank == everybody[0] for batches_of_rank in everybody)
-    return everybody[0]  # type: ignore[no-any-return]
+    return [list(itertools.chain(*rounds)) for rounds in epochs]
 
 
 @pytest.mark.parametrize("options", [{}, {"split_batches": True}, {"dispatch_batches": True}])
 def test_seedable_order_is_the_same_on_any_number_of_ranks(ranks, options):
     options = {**options, "use_seedable_sampler": True}
-    alone = flat(run_collect(ranks, 1, options, 23, batch_size=6, shuffle=True))
+    alone = flat(collect(ranks, 1, options, batch_size=6, shuffle=True))
     assert alone[0] != alone[1]
-    num_processes = 3 if options.keys() - {"use_seedable_sampler", "dispatch_batches"} else 2
-    assert flat(run_collect(ranks, num_processes, options, 23, batch_size=6, shuffle=True)) == alone
+    number = 3 if "split_batches" in options else 2
+    assert flat(collect(ranks, number, options, batch_size=6, shuffle=True)) == alone
 
 
 @pytest.mark.parametrize("kwargs", [{"shuffle": True}, {"weighted": True}])
@@ -149,8 +123,8 @@ def test_ranks_with_other_seeds_take_their_order_from_rank_0(ranks, kwargs):
 )
 def test_workers_change_no_batch(ranks, options, kwargs):
     arguments = {"batch_size": 4, "shuffle": True}
-    expected = run_collect(ranks, 2, options, 23, **arguments)
-    assert run_collect(ranks, 2, options, 23, num_workers=2, **arguments, **kwargs) == expected
+    expected = collect(ranks, 2, options, **arguments)
+    assert collect(ranks, 2, options, num_workers=2, **arguments, **kwargs) == expected
 
 
 @pytest.mark.parametrize(
@@ -159,7 +133,7 @@ def test_workers_change_no_batch(ranks, options, kwargs):
 )
 def test_workers_read_their_parts_of_a_stream(ranks, kwargs, dispatch, even):
     options = {"dispatch_batches": dispatch, "even_batches": even}
-    epochs = flat(run_collect(ranks, 2, options, 23, stream=True, batch_size=2, num_workers=2, **kwargs))
+    epochs = flat(collect(ranks, 2, options, stream=True, batch_size=2, num_workers=2, **kwargs))
     assert [sorted(epoch) for epoch in epochs] == [[*range(23)]] * 2
     # Epochs reach the workers, where they are kept.
     assert epochs[0] != epochs[1]
@@ -176,11 +150,6 @@ def test_workers_are_prepared_as_torch_documents(ranks):
     assert ranks.run(2, samples) == [[0, 1, 2, 3]] * 2
 
 
-class Sized(Stream):
-    def __len__(self) -> int:
-        return self.length
-
-
 @pytest.mark.parametrize(
     ("data", "dispatch", "split", "seen", "message"),
     [
@@ -188,8 +157,8 @@ class Sized(Stream):
         (range(9), False, True, 0, r"rank 0 5, rank 1 4\), "),
         (range(9), True, False, 0, r"5 batches, 2 for each round\), "),
         (range(9), True, True, 0, r"5 batches, 1 for each round\), "),
-        (Sized(9), False, False, 0, r"1 of 4 samples are left for the last round\), "),
-        (Sized(9), True, False, 0, r"5 batches, 2 for each round\), "),
+        (SizedStream(9), False, False, 0, r"1 of 4 samples are left for the last round\), "),
+        (SizedStream(9), True, False, 0, r"5 batches, 2 for each round\), "),
         (Stream(9), False, False, 2, ""),
         (Stream(9), True, False, 2, ""),
     ],
@@ -259,26 +228,17 @@ def test_loop_that_counts_a_repeated_batch_gets_a_warning(ranks: Sessions, optio
         weight = accelerator.prepare(torch.nn.Parameter(torch.ones(1)))
         data: Any = torch.arange(13.0)
         loader = accelerator.prepare(DataLoader(data, batch_size=3))
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            for batch in loader:
-                if way == "gather":
-                    accelerator.gather_for_metrics(batch)
-                elif way == "backward":
-                    accelerator.backward((weight * batch).mean())
-        return [str(warning.message) for warning in caught if "counts" in str(warning.message)]
+        use = {"gather": accelerator.gather_for_metrics, "sum": torch.sum}.get(
+            way, lambda batch: accelerator.backward((weight * batch).mean())
+        )
+        _, texts = recorded(lambda: [use(batch) for batch in loader])
+        return [text for text in texts if "counts" in text]
 
-    told = ranks.run(2, loop, "sum")
-    assert [len(text) for text in told] == [0, 1]
-    assert (
-        f"counts {'1 sample' if options else '3 samples'} twice. Add up what gather_for_metrics() returns" in told[1][0]
-    )
-    for way, changed in (
-        ("gather", {}),
-        ("backward", {}),
-        ("sum", {"even_batches": True}),
-        ("sum", {"uneven": "stop"}),
-    ):
+    (none, (told,)) = ranks.run(2, loop, "sum")
+    assert none == []
+    assert f"counts {'1 sample' if options else '3 samples'} twice. Add up what gather_for_metrics() returns" in told
+    silent: Any = ("gather", {}), ("backward", {}), ("sum", {"even_batches": True}), ("sum", {"uneven": "stop"})
+    for way, changed in silent:
         assert ranks.run(2, lambda way=way, changed=changed: loop(way, **changed)) == [[], []]
 
 
@@ -317,7 +277,7 @@ def test_distributed_sampler_for_other_ranks_is_refused(ranks: Sessions) -> None
     assert ranks.run(2, loader) == [1, 1]
 
 
-def test_repeated_batch_moves_no_row_of_a_sparse_embedding() -> None:
+def test_repeated_batch_moves_no_row_of_a_sparse_embedding(ranks: Sessions) -> None:
     def train() -> list[float]:
         accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(even_batches=False))
         embedding = torch.nn.Embedding(10, 2, sparse=True, _weight=torch.ones(10, 2))
@@ -334,4 +294,4 @@ def test_repeated_batch_moves_no_row_of_a_sparse_embedding() -> None:
         return weights
 
     alone = pytest.approx([0.9, 0.9, 0.9256, 1.0], abs=1e-4)
-    assert list(notebook_launch(train, 2, output="none")) == [alone, alone]
+    assert ranks.run(2, train) == [alone, alone]
