@@ -72,7 +72,7 @@ def test_shards_lie_in_their_folder(name: str, tmp_path: Path) -> None:
 READERS: dict[str, Callable[[Path], object]] = {
     MANIFEST: lambda path: read_manifest(path.parent),
     METADATA: lambda path: read_outline(path.parent, "model"),
-    "model.safetensors": lambda path: read_weights([path]),
+    "model.safetensors": lambda path: read_weights(torch.nn.Linear(1, 1), [path]),
     "model.safetensors.index.json": read_index,
     "optimizer.bin": read_object,
     "anything": lambda path: check_file(path.parent, path.name, FileDigest(0, "")),
@@ -113,7 +113,7 @@ def test_checkpoint_runs_no_code(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="constructing it can run any code"):
         read_object(path)
     with pytest.raises(CheckpointError, match="constructing it can run any code"):
-        read_weights([path])
+        read_weights(torch.nn.Linear(1, 1), [path])
     (tmp_path / METADATA).write_bytes(pickle.dumps(Evil(mark)))
     with pytest.raises(CheckpointError, match="constructing that could run any code"):
         read_outline(tmp_path, "model")

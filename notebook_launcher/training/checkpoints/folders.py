@@ -81,8 +81,8 @@ def newest_of(saved: Sequence[str]) -> Path | None:
 
 def continue_after(config: ProjectConfiguration, folder: Path) -> None:
     """Let automatic naming continue after the checkpoint that was loaded, if it named that checkpoint."""
-    if _is_numbered(config, folder):
-        config.iteration = max(config.iteration, int(folder.name.rpartition("_")[2]) + 1)
+    if (number := _number_of(config, folder)) is not None:
+        config.iteration = max(config.iteration, number + 1)
 
 
 def keep_newest(config: ProjectConfiguration, newest: Path) -> None:
@@ -91,13 +91,13 @@ def keep_newest(config: ProjectConfiguration, newest: Path) -> None:
     Numbers count up, so a checkpoint with a higher number than the new one is of an earlier run, and older than all of
     this run: a run that loads nothing begins at 0 again.
     """
-    if config.total_limit is None or not _is_numbered(config, newest):
+    mine = _number_of(config, newest)
+    if config.total_limit is None or mine is None:
         return
     directory = newest.parent
     for leftover in directory.glob(".checkpoint_*.partial-*"):
         shutil.rmtree(leftover, ignore_errors=True)
     others = [(number, folder) for number, folder in _numbered(directory) if folder != newest]
-    mine = int(newest.name.rpartition("_")[2])
     oldest_first = sorted(others, key=lambda other: (other[0] < mine, other[0]))
     for _, folder in oldest_first[: max(0, len(others) + 1 - config.total_limit)]:
         # Renamed first, so that no half removed checkpoint looks whole.
@@ -106,12 +106,12 @@ def keep_newest(config: ProjectConfiguration, newest: Path) -> None:
         shutil.rmtree(doomed)
 
 
-def _is_numbered(config: ProjectConfiguration, folder: Path) -> bool:
-    """Return True if automatic naming made the folder's name."""
-    if not config.automatic_checkpoint_naming or config.project_dir is None:
-        return False
-    home = _real(Path(config.project_dir) / "checkpoints")
-    return folder.parent == home and NUMBERED.fullmatch(folder.name) is not None
+def _number_of(config: ProjectConfiguration, folder: Path) -> int | None:
+    """Return the number that automatic naming gave to the folder; None if the name is not by it."""
+    match = NUMBERED.fullmatch(folder.name)
+    if match is None or not config.automatic_checkpoint_naming or config.project_dir is None:
+        return None
+    return int(match[1]) if folder.parent == _real(Path(config.project_dir) / "checkpoints") else None
 
 
 def _checkpoints(config: ProjectConfiguration, function: str) -> Path:
@@ -358,28 +358,23 @@ def read_manifest(folder: Path) -> Manifest | None:
     path = folder / MANIFEST
     try:
         values = json.loads(read_text(path, MAX_TEXT))
-        is_newer = values["format"] > FORMAT
-        manifest = None if is_newer else _parse(values)
+        if values["format"] <= FORMAT:
+            files = {name: FileDigest(**digest) for name, digest in values["files"].items()}
+            if outside := [name for name in files if leaves_folder(name)]:
+                raise ValueError(f"{outside[0]!r} is outside the folder")
+            objects = {str(what): int(number) for what, number in values["objects"].items()}
+            number = int(values["num_processes"])
+            return Manifest(**{**values, "num_processes": number, "files": files, "objects": objects})
     except FileNotFoundError:
         return None
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}. {ADVICE}") from error
     except DAMAGE as error:
         raise CheckpointError(f"{path} is damaged: it does not parse ({one_line(repr(error))}). {ADVICE}") from error
-    if is_newer:
-        raise CheckpointError(
-            f"{path} has format {values['format']}, and this version reads up to {FORMAT}. It was written by "
-            f"{one_line(values.get('versions'))}: install that version or a later one."
-        )
-    return manifest
-
-
-def _parse(values: dict[str, Any]) -> Manifest:
-    files = {name: FileDigest(**digest) for name, digest in values["files"].items()}
-    if outside := [name for name in files if leaves_folder(name)]:
-        raise ValueError(f"{outside[0]!r} is outside the folder")
-    objects = {str(what): int(number) for what, number in values["objects"].items()}
-    return Manifest(**{**values, "num_processes": int(values["num_processes"]), "files": files, "objects": objects})
+    raise CheckpointError(
+        f"{path} has format {values['format']}, and this version reads up to {FORMAT}. It was written by "
+        f"{one_line(values.get('versions'))}: install that version or a later one."
+    )
 
 
 def check_file(folder: Path, name: str, expected: FileDigest) -> None:

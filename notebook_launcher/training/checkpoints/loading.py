@@ -171,8 +171,15 @@ class Reader:
             spread = any(is_spread(parameter) for parameter in parameters_of(optimizer))
             options = {"mmap": True} if spread and str(self._device) == "cpu" else {}
             name = folders.numbered("optimizer", at)
-            self._optimizers.append(self._load(name, **options))
-            _check_groups(self.folder / name, optimizer, self._optimizers[-1])
+            state = self._load(name, **options)
+            groups = optimizer.param_groups, state["param_groups"]
+            mine, theirs = ([len(group["params"]) for group in each] for each in groups)
+            if mine != theirs:
+                raise CheckpointError(
+                    f"{self.folder / name} is of an optimizer whose groups have {theirs} parameters; the groups of "
+                    f"this one have {mine}; nothing was loaded. Build the optimizer as it was when it was saved."
+                )
+            self._optimizers.append(state)
         self._read_rng()
         self._read_leaves()
         for at, scheduler in enumerate(stateful.prepared.schedulers):
@@ -195,10 +202,8 @@ class Reader:
                 continue
             safe, pickled = folders.model(at, safe=True), folders.model(at, safe=False)
             name = pickled if pickled in self._files and safe not in self._files else safe
-            weights = models.read_weights([self.folder / name], self._device, **self._load_kwargs)
-            tensors = models.fill_in(model, weights)
-            models.check_names_and_shapes(model, tensors, weights.source, strict=strict)
-            self._weights.append(tensors)
+            paths = [self.folder / name]
+            self._weights.append(models.read_weights(model, paths, self._device, strict=strict, **self._load_kwargs))
 
     def read_optimizer_shards(self) -> None:
         """Give each optimizer's state this rank's parts of the tensors that it refers to."""
@@ -342,14 +347,3 @@ class Reader:
         states: dict[str, Any] = self._load(names[0 if is_new else self._rank])
         self._num_updates = int(states.get("updates", 0))
         self._rng = derive_rng_states(states, self._rank) if is_new else states
-
-
-def _check_groups(path: Path, optimizer: Any, state: dict[str, Any]) -> None:
-    """Raise CheckpointError if the optimizer has other parameter groups."""
-    mine = [len(group["params"]) for group in optimizer.param_groups]
-    theirs = [len(group["params"]) for group in state["param_groups"]]
-    if mine != theirs:
-        raise CheckpointError(
-            f"{path} is of an optimizer whose groups have {theirs} parameters; the groups of this one have {mine}; "
-            "nothing was loaded. Build the optimizer as it was when it was saved."
-        )

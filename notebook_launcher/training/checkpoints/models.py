@@ -19,14 +19,13 @@ from notebook_launcher import files
 from notebook_launcher.training.checkpoints import folders, sharded
 from notebook_launcher.training.checkpoints.folders import ADVICE, CheckpointError, FileDigest
 from notebook_launcher.training.checkpoints.objects import read_object
-from notebook_launcher.training.checkpoints.sharded import gather_tree, has_spread
 from notebook_launcher.training.checkpoints.writers import gather_outcomes, on_all_ranks, run_each, writes_here
 from notebook_launcher.training.process.arrivals import meet
 from notebook_launcher.training.unwrapping import unwrap_model
 from notebook_launcher.wording import class_name, one_line, type_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 # --------------------------------------------------------------------------------------------------------------------
 # `save_model` and `load_model`: a model's weights as Hugging Face's libraries read them.
@@ -66,7 +65,7 @@ def save_model(
     max_size = parse_size(max_shard_size)
     target = Path(os.path.realpath(Path(save_directory).expanduser()))
     state = unwrap_model(model, keep_torch_compile=False).state_dict()
-    spread, leads = has_spread(state), writes_here()
+    spread, leads = sharded.has_spread(state), writes_here()
     if spread:
         meet("save_model")
     elif not leads:
@@ -77,10 +76,25 @@ def save_model(
         plan = gather_outcomes("plan the files", lambda: plan)[0]
     together = on_all_ranks if spread else lambda _doing, step: step()
     stage = together("begin the files", lambda: folders.open_stage(target) if leads else None)
+    steps: list[Callable[[], Any]] = []
+    for file, names in plan.files.items():
+        part = {name: state[name] for name in state if name in names}
+        path = None if stage is None else stage / file
+        steps.append(functools.partial(write_weights, path, part, safe=safe_serialization))
+    if plan.index is not None and stage is not None:
+        text = json.dumps(plan.index, indent=2, sort_keys=True) + "\n"
+        steps.append(functools.partial(folders.write_text, stage / plan.last, text))
+
+    def publish() -> None:
+        if stage is not None:
+            before = folders.contents(target) if target.exists() else set()
+            earlier = {name for name in before if WEIGHT_FILES.fullmatch(name)}
+            stale = earlier - folders.contents(stage)
+            folders.publish(stage, target, last=plan.last, stale=stale, replaceable=before == earlier)
+
     try:
-        steps = _writes(stage, state, plan, safe=safe_serialization)
         together("write the model", lambda: run_each(steps))
-        together("put the model in place", lambda: None if stage is None else _publish(stage, target, plan))
+        together("put the model in place", publish)
     except BaseException:
         if stage is not None:
             shutil.rmtree(stage, ignore_errors=True)
@@ -99,35 +113,15 @@ class FilePlan:
     """The file that readers begin with."""
 
 
-def _writes(stage: Path | None, state: Mapping[str, Any], plan: FilePlan, *, safe: bool) -> list[Callable[[], Any]]:
-    """Return a step for each file."""
-    steps: list[Callable[[], Any]] = []
-    for file, names in plan.files.items():
-        part = {name: state[name] for name in state if name in names}
-        steps.append(functools.partial(write_weights, None if stage is None else stage / file, part, safe=safe))
-    if plan.index is not None and stage is not None:
-        text = json.dumps(plan.index, indent=2, sort_keys=True) + "\n"
-        steps.append(lambda: folders.write_text(stage / plan.last, text))
-    return steps
-
-
-def _publish(stage: Path, target: Path, plan: FilePlan) -> None:
-    before = folders.contents(target) if target.exists() else set()
-    earlier = {name for name in before if WEIGHT_FILES.fullmatch(name)}
-    folders.publish(
-        stage, target, last=plan.last, stale=earlier - folders.contents(stage), replaceable=before == earlier
-    )
-
-
 def gather_state_dict(model: torch.nn.Module) -> dict[str, Any]:
     """Return a model's state dict; of a sharded one, on rank 0 whole and on the CPU, and on the others empty."""
     if not hasattr(model, "state_dict"):
         raise TypeError(f"get_state_dict({class_name(model)}): pass a model.")
     state: dict[str, Any] = model.state_dict()
-    if not has_spread(state):
+    if not sharded.has_spread(state):
         return state
     meet("get_state_dict")
-    whole = gather_tree(state, keep=writes_here())
+    whole = sharded.gather_tree(state, keep=writes_here())
     return dict(whole) if writes_here() else {}
 
 
@@ -158,10 +152,7 @@ def load_model(
         return load_shards(bare, shards, strict=strict)
     if first is None:
         raise CheckpointError(f"{target} holds no weights: none of {', '.join(CANDIDATES)} is there. Check the path.")
-    paths = read_index(first) if first.suffix == ".json" else [first]
-    weights = read_weights(paths)
-    tensors = fill_in(bare, weights)
-    check_names_and_shapes(bare, tensors, weights.source, strict=strict)
+    tensors = read_weights(bare, read_index(first) if first.suffix == ".json" else [first], strict=strict)
     return bare.load_state_dict(sharded.share_out(tensors, bare.state_dict()), strict=strict)
 
 
@@ -183,7 +174,7 @@ def save(
         CheckpointError: `safe_serialization`, and `obj` is not a dict of tensors; or `obj` holds sharded tensors.
         OSError: The disk is full or fails.
     """
-    if has_spread(obj):
+    if sharded.has_spread(obj):
         raise CheckpointError(
             "save() got tensors of which each rank has a part, and would write this rank's part alone. Pass "
             "accelerator.get_state_dict(model), called on every rank, or use save_model or save_state."
@@ -328,17 +319,6 @@ def _some(names: Iterable[str]) -> str:
 # A model's weights in files, by Hugging Face's names, and back into a model.
 
 
-@dataclasses.dataclass(slots=True)
-class Weights:
-    """The tensors of a model that its files hold."""
-
-    tensors: dict[str, Any]
-    aliases: dict[str, str]
-    """Second names that tensors had when they were saved, each with the name that the tensor is stored under."""
-    source: str
-    """File or folder of the tensors, for messages."""
-
-
 def split_tied(state: Mapping[str, Any]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
     """Return the tensors and the metadata of a safetensors file for a state; it holds each tensor once.
 
@@ -357,7 +337,7 @@ def write_weights(path: Path | None, state: Mapping[str, Any], *, safe: bool) ->
     """
     check_tensors(state, safe=safe)
     tied = find_tied(state)
-    whole = gather_tree(state, keep=path is not None)
+    whole = sharded.gather_tree(state, keep=path is not None)
     if path is None:
         return None
     whole = {**whole, **{name: whole[first] for name, first in tied.items()}}
@@ -372,30 +352,43 @@ def write_weights(path: Path | None, state: Mapping[str, Any], *, safe: bool) ->
         ) from error
 
 
-def read_weights(paths: Iterable[Path], map_location: Any = "cpu", **load_kwargs: Any) -> Weights:
-    """Return the tensors of all files together; raise CheckpointError if a file is missing or cannot be read."""
-    paths = list(paths)
-    weights = Weights({}, {}, f"{paths[0]}" if len(paths) == 1 else f"{paths[0].parent}")
+def read_weights(
+    model: torch.nn.Module, paths: Sequence[Path], map_location: Any = "cpu", *, strict: bool = True, **load_kwargs: Any
+) -> dict[str, Any]:
+    """Return the tensors of all files by name, tied tensors also by their other names in the model or the files.
+
+    A file that is missing or cannot be read, and names or shapes that are not the model's, are a CheckpointError.
+    """
+    stored: dict[str, Any] = {}
+    aliases: dict[str, str] = {}  # Second names that tensors had when they were saved.
     for path in paths:
-        if path.suffix == ".safetensors":
-            _read_safetensors(path, map_location, weights)
-        else:
-            weights.tensors.update(read_object(path, map_location, **load_kwargs))
-    return weights
-
-
-def _read_safetensors(path: Path, map_location: Any, weights: Weights) -> None:
-    try:
-        files.check_plain(path)
-        weights.tensors.update(safetensors.torch.load_file(path, device=str(map_location)))
-        with safetensors.safe_open(path, framework="pt") as file:
-            weights.aliases.update(file.metadata() or {})
-    except FileNotFoundError:
-        raise CheckpointError(
-            f"{path} is missing: it was never saved, or was removed since. Save the model again."
-        ) from None
-    except (safetensors.SafetensorError, OSError, ValueError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}. {ADVICE}") from error
+        if path.suffix != ".safetensors":
+            stored.update(read_object(path, map_location, **load_kwargs))
+            continue
+        try:
+            files.check_plain(path)
+            stored.update(safetensors.torch.load_file(path, device=str(map_location)))
+            with safetensors.safe_open(path, framework="pt") as file:
+                aliases.update(file.metadata() or {})
+        except FileNotFoundError:
+            raise CheckpointError(
+                f"{path} is missing: it was never saved, or was removed since. Save the model again."
+            ) from None
+        except (safetensors.SafetensorError, OSError, ValueError) as error:
+            raise CheckpointError(f"{path} cannot be read: {error}. {ADVICE}") from error
+    state = model.state_dict()
+    tied = find_tied(state)
+    filled = dict(stored)
+    for name in state:
+        if name not in filled:
+            first = tied.get(name, name)
+            mates = [aliases.get(name), first, *(other for other, owner in tied.items() if owner == first)]
+            known = next((mate for mate in mates if mate in stored), None)
+            if known is not None:
+                filled[name] = stored[known]
+    source = f"{paths[0] if len(paths) == 1 else paths[0].parent}"
+    check_names_and_shapes(model, filled, source, strict=strict)
+    return filled
 
 
 def read_index(path: Path) -> list[Path]:
@@ -408,21 +401,6 @@ def read_index(path: Path) -> list[Path]:
     if outside := [name for name in names if folders.leaves_folder(name)]:
         raise CheckpointError(f"{path} is damaged: {outside[0]!r} is outside the folder. Save the model again.")
     return [path.parent / name for name in sorted(names)]
-
-
-def fill_in(model: torch.nn.Module, weights: Weights) -> dict[str, Any]:
-    """Return the tensors by name, tied tensors also by their other names in the model or the file."""
-    state = model.state_dict()
-    tied = find_tied(state)
-    filled = dict(weights.tensors)
-    for name in state:
-        if name not in filled:
-            first = tied.get(name, name)
-            mates = [weights.aliases.get(name), first, *(other for other, owner in tied.items() if owner == first)]
-            known = next((mate for mate in mates if mate in weights.tensors), None)
-            if known is not None:
-                filled[name] = weights.tensors[known]
-    return filled
 
 
 def check_names_and_shapes(

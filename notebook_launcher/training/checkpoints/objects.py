@@ -99,14 +99,10 @@ def check_custom_objects(objects: Iterable[Any]) -> None:
 
 def _plain_types() -> AbstractContextManager[Any]:
     """Allow `torch.load` to read the plain types inside a block; what the user has allowed stays allowed after it."""
+    kinds: list[Any] = list(PLAIN)
+    if (numpy := sys.modules.get("numpy")) is not None:
+        core = numpy._core if hasattr(numpy, "_core") else numpy.core  # noqa: SLF001 - numpy._core since NumPy 2
+        kinds += [core.multiarray._reconstruct, core.multiarray.scalar]  # noqa: SLF001 - what NumPy's pickles name
+        kinds += [numpy.ndarray, numpy.dtype, *(kind for kind in vars(numpy.dtypes).values() if isinstance(kind, type))]
     known = torch.serialization.get_safe_globals()
-    return torch.serialization.safe_globals([kind for kind in (*PLAIN, *_numpy_types()) if kind not in known])
-
-
-def _numpy_types() -> list[Any]:
-    if (numpy := sys.modules.get("numpy")) is None:
-        return []
-    core = numpy._core if hasattr(numpy, "_core") else numpy.core  # noqa: SLF001 - numpy._core since NumPy 2
-    makers = [core.multiarray._reconstruct, core.multiarray.scalar]  # noqa: SLF001 - what NumPy's pickles name
-    dtypes = [kind for kind in vars(numpy.dtypes).values() if isinstance(kind, type)]
-    return [*makers, numpy.ndarray, numpy.dtype, *dtypes]
+    return torch.serialization.safe_globals([kind for kind in kinds if kind not in known])

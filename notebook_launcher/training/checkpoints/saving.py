@@ -15,7 +15,6 @@ from notebook_launcher.training.accumulation.members import has_held, parameter_
 from notebook_launcher.training.checkpoints import folders, models, sharded
 from notebook_launcher.training.checkpoints.folders import MANIFEST, CheckpointError, Manifest
 from notebook_launcher.training.checkpoints.objects import unsafe_types
-from notebook_launcher.training.checkpoints.sharded import gather_tree, has_spread
 from notebook_launcher.training.checkpoints.writers import Writers, gather_outcomes, on_all_ranks, run_each
 from notebook_launcher.training.fingerprints import digest_of
 from notebook_launcher.training.process.arrivals import meet
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from notebook_launcher.training.accumulation.windows import GradientState
-    from notebook_launcher.training.checkpoints.folders import FileDigest
     from notebook_launcher.training.plugins import ProjectConfiguration, Rules
     from notebook_launcher.training.preparation import Prepared
     from notebook_launcher.training.process.process_state import ProcessState
@@ -141,7 +139,7 @@ class CheckpointWriter:
         """True if some states differ between ranks."""
         self._states: dict[str, Any] = {}
         """States of objects that may differ between ranks, by file name."""
-        self.digests: dict[str, FileDigest] = {}
+        self.digests: dict[str, folders.FileDigest] = {}
         """The files that this rank has written, for the manifest."""
         self.window: dict[str, Any] | None = None
         """This rank's part of the open window; None if none is open."""
@@ -156,7 +154,7 @@ class CheckpointWriter:
         self.optimizers = [optimizer.state_dict() for optimizer in stateful.prepared.optimizers]
         states: dict[str, Any] = {}
         for at, loader in enumerate(stateful.prepared.loaders):
-            states[folders.numbered("dataloader", at)] = gather_tree(loader.state_dict(), keep=self.leads)
+            states[folders.numbered("dataloader", at)] = sharded.gather_tree(loader.state_dict(), keep=self.leads)
         if stateful.prepared.leaves:
             states[folders.LEAVES] = [leaf.detach() for leaf in stateful.prepared.leaves]
         if stateful.scaler is not None:
@@ -175,7 +173,7 @@ class CheckpointWriter:
         """Keep the leader's state of each object, and each rank's where they differ; all ranks call it together."""
         for name, state in self._states.items():
             differs = len({of_rank.get(name) for of_rank in digests}) > 1
-            whole = gather_tree(state, keep=self.leads or differs)
+            whole = sharded.gather_tree(state, keep=self.leads or differs)
             if self.leads:
                 self.objects[name] = whole
             elif differs:
@@ -189,7 +187,7 @@ class CheckpointWriter:
             hook(list(self.stateful.models), self.weights, str(self.stage))
         numbers = [next((at for at, mine in enumerate(self.collected) if mine is left), None) for left in self.weights]
         for number, left in zip(numbers, self.weights, strict=True):
-            if number is None and has_spread(left):
+            if number is None and sharded.has_spread(left):
                 raise CheckpointError(
                     "A hook of register_save_state_pre_hook replaced a sharded model's weights by a dict of its own, "
                     "which the other ranks cannot gather. Remove entries of the dict instead, or remove the dict."
@@ -213,7 +211,7 @@ class CheckpointWriter:
 
     def _write_model(self, at: int) -> None:
         state = self.weights[at]
-        if self.sharded and has_spread(state):
+        if self.sharded and sharded.has_spread(state):
             models.check_tensors(state, safe=True)
             self._write_shards(folders.MODEL_SHARDS.format(at), "model", state)
             return
@@ -228,17 +226,15 @@ class CheckpointWriter:
             state, tensors = split_state(self.stateful.prepared.optimizers[at], state, names)
             if tensors:
                 self._write_shards(folders.OPTIMIZER_SHARDS.format(at), "optimizer", tensors)
-        whole, name = gather_tree(state, keep=self.leads), folders.numbered("optimizer", at)
+        whole, name = sharded.gather_tree(state, keep=self.leads), folders.numbered("optimizer", at)
         if self.leads:
             self.digests[name] = folders.write_object(self.stage / name, whole)
 
     def _write_shards(self, folder: str, kind: str, tensors: dict[str, Any]) -> None:
-        if not sharded.write_shards(self.stage / folder, {kind: tensors}):
-            return
-        written = sharded.measure_shards(self.stage / folder, self.rank)
+        written = sharded.write_shards(self.stage / folder, {kind: tensors})
         self.digests.update({f"{folder}/{name}": digest for name, digest in written.items()})
 
-    def write(self) -> dict[str, FileDigest]:
+    def write(self) -> dict[str, folders.FileDigest]:
         """Write this rank's other files, and return sizes and digests of all of its files."""
         digests = dict(self.digests)
         mine = dict(self.objects)
@@ -252,21 +248,16 @@ class CheckpointWriter:
         mine[folders.RANDOM_STATES.format(self.rank)] = {**counts, **capture_rng_states()}
         for name, obj in mine.items():
             digests[name] = folders.write_object(self.stage / name, obj)
-        if self.leads:
-            self._warn_of_types()
-        return digests
-
-    def _warn_of_types(self) -> None:
-        """Warn now of types that `load_state` would refuse later."""
-        for name in [*self.objects, *(folders.numbered("optimizer", at) for at in range(len(self.optimizers)))]:
-            found = unsafe_types(self.stage / name)
-            if found:
+        optimizers = [folders.numbered("optimizer", at) for at in range(len(self.optimizers))]
+        for name in [*self.objects, *optimizers] if self.leads else ():
+            if found := unsafe_types(self.stage / name):  # What load_state would refuse is said now.
                 warn_user(
                     f"{name} holds {', '.join(found)}: load_state will refuse it without load_kwargs="
                     '{"weights_only": False}. Let state_dict() return plain numbers, text, lists, dicts and tensors.'
                 )
+        return digests
 
-    def publish(self, target: Path, digests: dict[str, FileDigest], config: ProjectConfiguration) -> None:
+    def publish(self, target: Path, digests: dict[str, folders.FileDigest], config: ProjectConfiguration) -> None:
         """On the leader, write the manifest, put the checkpoint in place, and remove older ones."""
         if not self.leads:
             return

@@ -101,26 +101,23 @@ def from_local_part(part: torch.Tensor, model: Any) -> torch.Tensor:
 # with it), which every program with an Accelerator would pay.
 
 
-def write_shards(folder: Path, tensors: Mapping[str, Any]) -> bool:
+def write_shards(folder: Path, tensors: Mapping[str, Any]) -> dict[str, FileDigest]:
     """Write this rank's parts of tensors by nested names; all ranks call it together.
 
-    Returns False if another rank failed, which the caller has to exchange; this rank's own error is raised.
+    Returns sizes and digests of the files that this rank wrote, by their names in the folder. They are empty if another
+    rank failed, which the caller has to exchange; this rank's own error is raised.
     """
     import torch.distributed.checkpoint as dcp
 
+    is_distributed = dist.is_available() and dist.is_initialized()
+    rank = dist.get_rank() if is_distributed else 0
     try:
         with _quiet():
-            dcp.save(dict(tensors), storage_writer=dcp.FileSystemWriter(folder), no_dist=not _is_distributed())
+            dcp.save(dict(tensors), storage_writer=dcp.FileSystemWriter(folder), no_dist=not is_distributed)
     except dcp.CheckpointException as error:
-        mine = error.failures.get(dist.get_rank() if _is_distributed() else 0)
-        if mine is not None:
-            raise mine[0] from None
-        return False
-    return True
-
-
-def measure_shards(folder: Path, rank: int) -> dict[str, FileDigest]:
-    """Return sizes and digests of the files that a rank wrote into a folder, by their names there."""
+        if rank in error.failures:
+            raise error.failures[rank][0] from None
+        return {}
     names = [path.name for path in sorted(folder.glob(f"__{rank}_*"))] + ([METADATA] if rank == 0 else [])
     return {name: measure(folder / name, sync=True) for name in names}
 
@@ -163,10 +160,6 @@ def _quiet() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*in a single process")
         yield
-
-
-def _is_distributed() -> bool:
-    return dist.is_available() and dist.is_initialized()
 
 
 # --------------------------------------------------------------------------------------------------------------------

@@ -15,13 +15,7 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from notebook_launcher.training.data.iterables import StartWorker
-from notebook_launcher.training.data.loader import (
-    Delivery,
-    PreparedLoader,
-    data_arguments,
-    look_ahead,
-    without_label,
-)
+from notebook_launcher.training.data.loader import Delivery, PreparedLoader, data_arguments, look_ahead, without_label
 from notebook_launcher.training.data.position import Order, Position, generator_owners
 from notebook_launcher.training.data.rows import (
     CountedBatch,
@@ -111,16 +105,6 @@ class DataLoaderDispatcher(PreparedLoader):
             arguments["worker_init_fn"] = StartWorker(self.worker_init_fn, reads_for_all=True)
         return arguments
 
-    def _portions(self) -> Portions:
-        return Portions(
-            num_processes=self.num_processes,
-            split=self.split_batches,
-            even=self.even_batches or self.uneven == "leave",
-            uneven=self.uneven,
-            drop_last=self._drop_last,
-            slice_fn=self.slice_fn,
-        )
-
     @property
     def _fetched_per_round(self) -> int:
         return 1 if self.split_batches else self.num_processes
@@ -129,13 +113,10 @@ class DataLoaderDispatcher(PreparedLoader):
         num_batches = len(self.base_dataloader)
         if self._walked is None:
             num_batches = max(0, num_batches - self.skip_batches * self._fetched_per_round)
+        rounds, left = divmod(num_batches, self._fetched_per_round)
         if self.even_batches or self.uneven != "stop":
-            return (
-                num_batches // self._fetched_per_round
-                if self._drop_last
-                else -(-num_batches // self._fetched_per_round)
-            )
-        return num_batches // self._fetched_per_round - self._has_small_tail()
+            return rounds + (left > 0 and not self._drop_last)
+        return rounds - self._has_small_tail()
 
     def _check(self) -> None:
         """Raise ValueError if `uneven="error"` and it is known that the last round is not for all ranks."""
@@ -195,7 +176,10 @@ class DataLoaderDispatcher(PreparedLoader):
 
     def _follow(self, start: Position, where: torch.device) -> Iterator[Delivery]:
         if not start:  # a resumed loop has drawn its seed already
-            self._draw_seed()
+            # As rank 0's iterator draws one for its workers, so that all ranks draw the same from then on.
+            if not self._has_seeded_workers:
+                torch.empty((), dtype=torch.int64).random_(generator=self.generator)
+            self._has_drawn_seed, self._progress.has_seeded_workers = True, False
         is_last = False
         while not is_last and (message := receive(where)) is not None:
             if isinstance(message, Exception):
@@ -207,17 +191,18 @@ class DataLoaderDispatcher(PreparedLoader):
     def _has_seeded_workers(self) -> bool:
         return super()._has_seeded_workers or (self.persistent_workers and self._has_drawn_seed)
 
-    def _draw_seed(self) -> None:
-        """Draw the seed that rank 0's iterator draws for its workers, so that all ranks draw the same from then on."""
-        if not self._has_seeded_workers:
-            torch.empty((), dtype=torch.int64).random_(generator=self.generator)
-        self._has_drawn_seed, self._progress.has_seeded_workers = True, False
-
     def _deal(self, start: Position, order: Order | None) -> Iterator[tuple[list[Any], Round, int]]:
         """Yield the batches of every round, their counts, and the samples of the epoch up to its end."""
         if not start:
             self._check()
-        portions = self._portions()
+        portions = Portions(
+            num_processes=self.num_processes,
+            split=self.split_batches,
+            even=self.even_batches or self.uneven == "leave",
+            uneven=self.uneven,
+            drop_last=self._drop_last,
+            slice_fn=self.slice_fn,
+        )
         if self._walked is None:
             skip = 0 if start else self.skip_batches
             first, batches = self._stream(start, order, keeps_first=portions.fills)

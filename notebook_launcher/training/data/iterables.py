@@ -16,7 +16,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from notebook_launcher.training.data.rows import Round, check_split, uneven_error
 from notebook_launcher.training.data.samplers import length_of
-from notebook_launcher.training.data.sharding import BatchSamplerShard
+from notebook_launcher.training.data.sharding import BatchSamplerShard, Share
 from notebook_launcher.training.fingerprints import digest_of
 from notebook_launcher.training.operations import broadcast_object_list, find_batch_size, gather_object
 from notebook_launcher.training.operations.checking import gather_digest, gather_numbers
@@ -29,18 +29,6 @@ if TYPE_CHECKING:
 
 # --------------------------------------------------------------------------------------------------------------------
 # One rank's share of an iterable data set that every rank reads.
-
-
-class StreamRound(NamedTuple):
-    """One rank's elements of a round."""
-
-    elements: list[Any]
-    round: Round | None
-    """The counts of the round; None in the empty one."""
-    consumed: int
-    """Elements of the stream that all ranks together have had, with this round."""
-    start: Sequence[Any] = ()
-    """In the empty round, the elements of all ranks with which the stream begins."""
 
 
 class IterableDatasetShard(IterableDataset[Any]):
@@ -123,14 +111,16 @@ class IterableDatasetShard(IterableDataset[Any]):
                 raise uneven_error(f"{left} of {self.per_round} samples are left for the last round")
 
     def __iter__(self) -> Iterator[Any]:
-        for part in self.rounds():
-            yield from part.elements
+        for share in self.open()[1]:
+            yield from share.indices
 
-    def rounds(self, skip: int = 0) -> Iterator[StreamRound]:
-        """Yield this rank's elements, round by round, beginning with a round without elements.
+    def open(self, skip: int = 0) -> tuple[list[Any], Iterator[Share]]:
+        """Return the elements of all ranks with which the stream begins, and this rank's elements, round by round.
+
+        The shares' `samples` are the elements of the stream that all ranks together have had.
 
         Args:
-            skip: Number of consumed elements of the stream; they are read when the empty round is asked for.
+            skip: Number of consumed elements of the stream; they are read at once.
 
         Raises:
             ValueError: With `uneven="error"`, where the data set ends with some ranks' elements only.
@@ -142,18 +132,22 @@ class IterableDatasetShard(IterableDataset[Any]):
         size, per_round = self.batch_size or 1, self.per_rank * sharing.num_processes
         first = list(itertools.islice(stream, per_round))
         collections.deque(itertools.islice(stream, max(0, skip - per_round)), maxlen=0)
-        yield StreamRound([], None, skip, first)
         rest = itertools.chain(first[skip:], stream)
-
-        def read() -> list[Any]:
-            nonlocal skip
-            batch = list(itertools.islice(rest, size))
-            skip += len(batch)
-            return batch
-
         start = [first[at : at + size] for at in range(0, len(first), size)]
-        for share in sharing.deal(iter(read, []), start, None, 0, self._count):
-            yield StreamRound(share.indices, share.round, skip)
+
+        def shares() -> Iterator[Share]:
+            consumed = skip
+
+            def read() -> list[Any]:
+                nonlocal consumed
+                batch = list(itertools.islice(rest, size))
+                consumed += len(batch)
+                return batch
+
+            for share in sharing.deal(iter(read, []), start, None, 0, self._count):
+                yield Share(share.indices, share.round, consumed)
+
+        return first, shares()
 
     def _count(self, part: list[Any]) -> int:
         return len(part) if self.batch_size else sum(find_batch_size(batch) or 1 for batch in part)
@@ -356,17 +350,17 @@ def open_as_only_rank(open_loader: Callable[[], Iterator[Any]]) -> Iterator[Any]
     """Open a loader without workers, and return what it fetches; whatever asks meanwhile is told: rank 0 of 1 reads."""
     with _as_only_rank():
         fetched = open_loader()
-    return _read_as_only_rank(fetched)
 
+    def read() -> Iterator[Any]:
+        while True:
+            with _as_only_rank():
+                try:
+                    batch = next(fetched)
+                except StopIteration:
+                    return
+            yield batch
 
-def _read_as_only_rank(fetched: Iterator[Any]) -> Iterator[Any]:
-    while True:
-        with _as_only_rank():
-            try:
-                batch = next(fetched)
-            except StopIteration:
-                return
-        yield batch
+    return read()
 
 
 @contextlib.contextmanager
@@ -478,24 +472,18 @@ class StreamWithReceipts(IterableDataset[Any]):
         if worker is not None:
             self.shard.set_epoch(epoch)
         skip = consumed[stream]
-        rounds = self.shard.rounds(skip)
-        start = next(rounds).start
+        start, shares = self.shard.open(skip)
         if skip and stream <= last_stream:
             # torch begins with worker 0. Workers before the one whose turn it is pass.
             yield from [(None, None)] * self.shard.per_rank
-        digest = _digest_of(start) if self.shard.num_processes > 1 else ""
-        for part in rounds:
-            assert part.round is not None
-            receipt = Receipt(part.round, stream, part.consumed, digest)
-            for element in part.elements:
+        digest = ""
+        if start and self.shard.num_processes > 1:
+            with contextlib.suppress(Exception):  # elements may raise anything when they are pickled
+                digest = digest_of(start)
+        for share in shares:
+            receipt = Receipt(share.round, stream, share.samples, digest)
+            for element in share.indices:
                 yield element, receipt
-
-
-def _digest_of(elements: Sequence[Any]) -> str:
-    try:
-        return digest_of(elements) if elements else ""
-    except Exception:  # elements may raise anything when they are pickled
-        return ""
 
 
 class CollateWithReceipt:

@@ -17,12 +17,7 @@ from notebook_launcher.context import current, step_boundary
 from notebook_launcher.messaging.board_layout import STOP_FLAG
 from notebook_launcher.training.accumulation.windows import ActiveLoaders
 from notebook_launcher.training.data.iterables import compare_data_sets, open_as_only_rank
-from notebook_launcher.training.data.position import (
-    LoaderProgress,
-    Order,
-    Position,
-    generator_owners,
-)
+from notebook_launcher.training.data.position import LoaderProgress, Order, Position, generator_owners
 from notebook_launcher.training.data.rows import find_rows, ready_rows
 from notebook_launcher.training.data.samplers import (
     SeedableRandomSampler,
@@ -373,8 +368,12 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any], ABC):
             progress.count_epoch(start.epoch)
             has_ended = True
             self._warn_of_repetition(drawn)
-            if drawn is None and start:
-                self._warn_of_no_rest(start.epoch)
+            if drawn is None and start:  # A program that counts this loop as an epoch trains for one epoch less.
+                warn_user(
+                    f"the state that was loaded is of the last batch of epoch {start.epoch}, so this loop, over the "
+                    f"rest of that epoch, has no batches. If the loop is to be epoch {start.epoch + 1}, iterate "
+                    "skip_first_batches(loader, 0)."
+                )
             self.active_loaders.note_end(self)
         finally:
             if not has_ended:
@@ -401,13 +400,6 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any], ABC):
             f"loop added up counts {plural(drawn.rows[rank], 'sample')} twice. Add up what gather_for_metrics() "
             "returns; or let ranks end apart, if the loop calls nothing in which ranks meet: "
             'DataLoaderConfiguration(even_batches=False, uneven="leave").'
-        )
-
-    def _warn_of_no_rest(self, epoch: int) -> None:
-        """Warn of a loop without batches: a program that counts it as an epoch trains for one epoch less."""
-        warn_user(
-            f"the state that was loaded is of the last batch of epoch {epoch}, so this loop, over the rest of that "
-            f"epoch, has no batches. If the loop is to be epoch {epoch + 1}, iterate skip_first_batches(loader, 0)."
         )
 
     def _with_progress(self, deliveries: Iterator[Delivery], start: Position) -> Iterator[Delivery]:

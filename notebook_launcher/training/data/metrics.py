@@ -13,12 +13,7 @@ import torch
 import torch.distributed as dist
 
 from notebook_launcher.training import operations
-from notebook_launcher.training.operations.checking import (
-    DistributedOperationException,
-    Pickled,
-    agree,
-    by_rank_text,
-)
+from notebook_launcher.training.operations.checking import DistributedOperationException, Pickled, agree, by_rank_text
 from notebook_launcher.training.operations.collectives import gather_agreed, put_back, row_form, world_size
 from notebook_launcher.training.operations.nested import find_leaves, is_container, rebuild
 from notebook_launcher.training.user_warnings import warn_user
@@ -118,12 +113,9 @@ def _mark(data: Any, rows: Sequence[int], loader: Any) -> Any:
         is_structure = _only_tensors(data) or (
             isinstance(data, tuple) and any(isinstance(item, (list, torch.Tensor)) for item in data)
         )
-        return _mark_parts(data, rows, loader) if is_structure else Pickled(data)
-    return _mark_parts(data, rows, loader) if is_container(data) else Pickled(data)
-
-
-def _mark_parts(data: Any, rows: Sequence[int], loader: Any) -> Any:
-    return rebuild(data, lambda part: _mark(part, rows, loader))
+    else:
+        is_structure = is_container(data)
+    return rebuild(data, lambda part: _mark(part, rows, loader)) if is_structure else Pickled(data)
 
 
 def _only_tensors(data: Any) -> bool:

@@ -45,7 +45,7 @@ def find_rows(batch: Any) -> int | None:
     outer = next(_outer_lengths(batch, is_outermost=True), None)
     if outer is not None:
         return outer
-    flat = next(map(len, _flat_lists(batch)), None)
+    flat = next((len(part) for _, part in _leaves(batch) if _is_flat_list(part)), None)
     return find_batch_size(batch) if flat is None else flat
 
 
@@ -55,12 +55,6 @@ def _outer_lengths(batch: Any, *, is_outermost: bool) -> Iterator[int]:
     elif is_container(batch) and (is_outermost or type(batch) not in (list, tuple)):
         for _, part in named_parts(batch):
             yield from _outer_lengths(part, is_outermost=False)
-
-
-def count_rows(batch: Any) -> int:
-    """Return the number of samples; 1 if it cannot be known."""
-    rows = find_rows(batch)
-    return 1 if rows is None else rows
 
 
 def is_list_of_samples(batch: Any) -> bool:
@@ -170,21 +164,22 @@ def take_rows(batch: Any, start: int, stop: int, num_rows: int, lists: frozenset
 def values_of_batch(batch: Any, num_rows: int, lists: frozenset[str]) -> dict[str, Any]:
     """Return, by their paths, the numbers, texts and tensors that belong to a batch as a whole."""
     found: dict[str, Any] = {}
-
-    def walk(part: Any, path: str) -> None:
-        if isinstance(part, torch.Tensor):
-            if part.ndim == 0 or part.shape[0] != num_rows:
-                found[path] = part.tolist()
-        elif path in lists or _is_flat_list(part):
-            return
-        elif is_container(part):
-            for step, inner in named_parts(part):
-                walk(inner, path + step)
-        else:
-            found[path] = part
-
-    walk(batch, "batch")
+    for path, part in _leaves(batch, lists):
+        if not isinstance(part, torch.Tensor):
+            if path not in lists and not _is_flat_list(part):
+                found[path] = part
+        elif part.ndim == 0 or part.shape[0] != num_rows:
+            found[path] = part.tolist()
     return found
+
+
+def _leaves(batch: Any, lists: frozenset[str] = frozenset(), path: str = "batch") -> Iterator[tuple[str, Any]]:
+    """Yield the parts of a batch that are cut or kept as one, with their paths."""
+    if path in lists or _is_flat_list(batch) or not is_container(batch):
+        yield path, batch
+    else:
+        for step, inner in named_parts(batch):
+            yield from _leaves(inner, lists, path + step)
 
 
 def _rebuild(container: Any, path: str, func: Callable[[Any, str], Any]) -> Any:
@@ -222,14 +217,6 @@ def join_batches(batches: Sequence[Any], lists: frozenset[str] = frozenset(), pa
 
 def _is_flat_list(part: Any) -> bool:
     return type(part) in (list, tuple) and len(part) > 0 and all(isinstance(item, PLAIN) for item in part)
-
-
-def _flat_lists(batch: Any) -> list[Any]:
-    if _is_flat_list(batch):
-        return [batch]
-    if not is_container(batch):
-        return []
-    return [found for _, part in named_parts(batch) for found in _flat_lists(part)]
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -311,12 +298,13 @@ def counted(batch: Any) -> CountedBatch:
     """Return a batch of torch's own `collate_fn` with its rows, unless it has been counted already."""
     if isinstance(batch, CountedBatch):
         return batch
-    return CountedBatch(batch, count_rows(batch), can_be_cut=find_rows(batch) is not None)
+    rows = find_rows(batch)
+    return CountedBatch(batch, 1 if rows is None else rows, can_be_cut=rows is not None)
 
 
 def ready_rows(batch: Any) -> int:
     """Return the number of samples of a batch that the data set made ready."""
-    return len(batch) if is_list_of_samples(batch) else count_rows(batch)
+    return len(batch) if is_list_of_samples(batch) else counted(batch).rows
 
 
 class CountingCollate:

@@ -4,21 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch.utils.data import DataLoader, Subset, SubsetRandomSampler
 
-from notebook_launcher.training.data.iterables import (
-    OWN_SHARDS,
-    CollateWithReceipt,
-    IterableDatasetShard,
-    OwnShards,
-    StartWorker,
-    StreamWithReceipts,
-    in_step,
-    wrong_readers,
-)
+from notebook_launcher.training.data import iterables
+from notebook_launcher.training.data.iterables import IterableDatasetShard, OwnShards, Receipt, StreamWithReceipts
 from notebook_launcher.training.data.loader import Delivery, PreparedLoader, data_arguments, look_ahead
 from notebook_launcher.training.data.position import Order, Position
 from notebook_launcher.training.data.samplers import SeedableRandomSampler, length_of, sampler_chain
@@ -31,11 +23,10 @@ from notebook_launcher.training.user_warnings import notify_or_warn
 from notebook_launcher.wording import rank_list
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from notebook_launcher.training.data.iterables import Receipt
+    from collections.abc import Callable, Iterator, Sequence
 
 
+T = TypeVar("T")
 _SHARDS = (BatchSamplerShard, IterableDatasetShard)
 
 
@@ -108,9 +99,16 @@ class DataLoaderShard(PreparedLoader):
         if self.check_ranks and shard is not None and 1 < shard.num_processes == world_size():
             sampler = self.get_sampler()
             seedable = sampler if isinstance(sampler, SeedableRandomSampler) else None
-            plan = agree_on_plan(self._plan(start, 0 if seedable is None else seedable.initial_seed))
+            num_samples = num_batches = None
+            if isinstance(shard, BatchSamplerShard):
+                num_samples, num_batches = length_of(self.dataset), length_of(shard.batch_sampler)
+            elif not isinstance(shard, OwnShards):
+                num_samples = length_of(shard.dataset)
+            rows = rows_of(self.dataset, sampler)
+            plan = (num_samples, num_batches, start.epoch, start.samples, self.skip_batches, rows)
+            seed = agree_on_plan(plan, 0 if seedable is None else seedable.initial_seed)
             if seedable is not None:
-                seedable.initial_seed = plan.seed
+                seedable.initial_seed = seed
             if not isinstance(shard, OwnShards):
                 self._compare_once(shard.dataset if isinstance(shard, IterableDatasetShard) else self.dataset)
         if isinstance(shard, BatchSamplerShard) or (shard is not None and self.num_workers <= 1):
@@ -121,17 +119,6 @@ class DataLoaderShard(PreparedLoader):
             types = [kind for kind in types if kind != "generator"]
         synchronize_rng_states(types, self.synchronized_generator)
 
-    def _plan(self, start: Position, seed: int) -> EpochPlan:
-        shard = self.shard
-        if isinstance(shard, BatchSamplerShard):
-            lengths = length_of(self.dataset), length_of(shard.batch_sampler)
-        else:
-            assert shard is not None
-            lengths = None if isinstance(shard, OwnShards) else length_of(shard.dataset), None
-        return EpochPlan(
-            *lengths, start.epoch, start.samples, self.skip_batches, rows_of(self.dataset, self.get_sampler()), seed
-        )
-
     def _make_stream(self, arguments: dict[str, Any]) -> DataLoader[Any]:
         shard = self.shard
         if not isinstance(shard, IterableDatasetShard):
@@ -139,14 +126,17 @@ class DataLoaderShard(PreparedLoader):
                 self.dataset, self.batch_size, self.drop_last, even_batches=False, uneven="weigh"
             )
         self._stream = StreamWithReceipts(shard, self.num_workers, persistent=self.persistent_workers)
-        arguments["collate_fn"] = CollateWithReceipt(self.collate_fn, batched=self.batch_size is not None)
-        arguments["worker_init_fn"] = StartWorker(self.worker_init_fn, reads_for_all=self._reads_for_all)
+        arguments["collate_fn"] = iterables.CollateWithReceipt(self.collate_fn, batched=self.batch_size is not None)
+        arguments["worker_init_fn"] = iterables.StartWorker(self.worker_init_fn, reads_for_all=self._reads_for_all)
         return DataLoader(self._stream, **data_arguments(self, None), **arguments)
 
     def _deliveries(self, start: Position, order: Order | None) -> Iterator[Delivery]:
         if self._stream is None:
-            walked = self._walk(start, order)
-            return self._compare_orders(walked) if self._may_differ() else walked
+            walked, shard = self._walk(start, order), self.shard
+            if not self._may_differ():
+                return walked
+            assert isinstance(shard, BatchSamplerShard)
+            return self._compared(walked, lambda _: repr(shard.first_round), "the sampler draws another order")
         read = self._read_in_step if isinstance(self._stream.shard, OwnShards) else self._read
         return read(self._stream, start, order)
 
@@ -154,22 +144,25 @@ class DataLoaderShard(PreparedLoader):
         """Return True if each rank walks through all of the data, and takes its share."""
         return self.check_ranks and not isinstance(self.shard, OwnShards) and 1 < self.num_processes == world_size()
 
-    def _compare_orders(self, deliveries: Iterator[Delivery]) -> Iterator[Delivery]:
-        """Yield what the loop draws, after a comparison of the indices with which it begins on each rank."""
-        first = next(deliveries, None)
-        assert isinstance(self.shard, BatchSamplerShard)
-        self._compare(repr(self.shard.first_round), "the sampler draws another order")
-        if first is not None:
-            yield first
-            yield from deliveries
-
-    def _compare(self, text: str, what: str, *, unless: bool = False) -> None:
-        """Compare how the ranks' walks through the data begin, as a text; on all ranks."""
-        by_rank = gather_digest(text)
+    def _compared(
+        self, items: Iterator[T], text: Callable[[T | None], str], what: str, *, unless: bool = False
+    ) -> Iterator[T]:
+        """Yield what a loop draws, after a comparison of how the ranks' walks through the data begin, as texts."""
+        first = next(items, None)
+        by_rank = gather_digest(text(first))
         others = [rank for rank, number in enumerate(by_rank) if number != by_rank[0]]
         if others and not self._has_told_of_orders:
             self._has_told_of_orders = True
-            notify_or_warn(text_about_orders(what, others, unless=unless))
+            notify_or_warn(
+                f"{what} on {rank_list(others)} than on rank 0. Each rank walks through the whole order and takes its "
+                "share, so some samples are read by several ranks and others by none, in training as in evaluation"
+                f"{', unless only random changes of samples differ' * unless}. Draw the order from a generator that "
+                "has the same seed on every rank, such as numpy.random.default_rng(epoch), and split nothing by rank; "
+                "or pass dispatch_batches=True, so that rank 0 reads for all."
+            )
+        if first is not None:
+            yield first
+            yield from items
 
     def _read(self, stream: StreamWithReceipts, start: Position, order: Order | None) -> Iterator[Delivery]:
         """Yield the batches of an iterable data set that every rank reads as a whole."""
@@ -178,9 +171,12 @@ class DataLoaderShard(PreparedLoader):
         skip = 0 if start else self.skip_batches
         ahead = look_ahead(fetched)
         if self._may_differ():
-            first = next(ahead, None)
-            self._compare("" if first is None else first[0][1].digest, "the stream gives other samples", unless=True)
-            ahead = itertools.chain([] if first is None else [first], ahead)
+            ahead = self._compared(
+                ahead,
+                lambda first: "" if first is None else first[0][1].digest,
+                "the stream gives other samples",
+                unless=True,
+            )
         for (batch, receipt), is_last in ahead:
             consumed[receipt.stream] = receipt.consumed
             if skip:
@@ -195,20 +191,20 @@ class DataLoaderShard(PreparedLoader):
         assert isinstance(shard, OwnShards)
         ranks, width = shard.num_processes, 1 + max(1, self.num_workers)
         numbers = start.streams or (0,) * (ranks * width)
-        if start and (start.stream != OWN_SHARDS or len(numbers) != ranks * width):
-            raise wrong_readers(len(numbers), f"{ranks} ranks read shards with {width - 1} streams each")
+        if start and (start.stream != iterables.OWN_SHARDS or len(numbers) != ranks * width):
+            raise iterables.wrong_readers(len(numbers), f"{ranks} ranks read shards with {width - 1} streams each")
         # By rank: the stream of its last batch, and the samples that it has consumed of each of its streams.
         readings = [list(numbers[rank * width : (rank + 1) * width]) for rank in range(ranks)]
         fetched = self._fetch(stream, start.epoch, list(readings[shard.process_index]), order)
         skip = 0 if start else self.skip_batches
-        for number, (batch, counts, is_last, reports) in enumerate(in_step(fetched, shard)):
+        for number, (batch, counts, is_last, reports) in enumerate(iterables.in_step(fetched, shard)):
             for reading, report in zip(readings, reports, strict=True):
                 if report.rows:
                     reading[0], reading[1 + report.stream] = report.stream, report.consumed
             if number >= skip:
                 self.remainder = sum(counts.real) if is_last else -1
                 samples = sum(sum(reading[1:]) for reading in readings)
-                position = Position(start.epoch, samples, tuple(itertools.chain(*readings)), OWN_SHARDS)
+                position = Position(start.epoch, samples, tuple(itertools.chain(*readings)), iterables.OWN_SHARDS)
                 yield Delivery(batch, counts, is_last, position)
 
     def _fetch(
@@ -228,8 +224,10 @@ class DataLoaderShard(PreparedLoader):
         if not start:
             return [0] * num_streams
         streams = start.streams or (start.samples,)
-        if start.stream == OWN_SHARDS:
-            raise wrong_readers(len(start.streams), "every rank, or rank 0 alone, reads the data set as a whole")
+        if start.stream == iterables.OWN_SHARDS:
+            raise iterables.wrong_readers(
+                len(start.streams), "every rank, or rank 0 alone, reads the data set as a whole"
+            )
         if len(streams) != num_streams:
             raise ValueError(
                 f"This position was saved where {len(streams)} streams of an iterable data set were read, and with "
@@ -239,17 +237,6 @@ class DataLoaderShard(PreparedLoader):
         return list(streams)
 
 
-def text_about_orders(what: str, ranks: Sequence[int], *, unless: bool) -> str:
-    """Return the line about ranks that draw another order than rank 0, or read other samples."""
-    return (
-        f"{what} on {rank_list(ranks)} than on rank 0. Each rank walks through the whole order and takes its share, so "
-        "some samples are read by several ranks and others by none, in training as in evaluation"
-        f"{', unless only random changes of samples differ' * unless}. Draw the order from a generator that has the "
-        "same seed on every rank, such as numpy.random.default_rng(epoch), and split nothing by rank; or pass "
-        "dispatch_batches=True, so that rank 0 reads for all."
-    )
-
-
 # --------------------------------------------------------------------------------------------------------------------
 # Epoch plans, which ranks compare before an epoch, so that they fail at once and not in step 12.
 
@@ -257,49 +244,37 @@ def text_about_orders(what: str, ranks: Sequence[int], *, unless: bool) -> str:
 UNKNOWN = -1
 
 
-class EpochPlan(NamedTuple):
-    """The data that a rank will read in an epoch."""
+def agree_on_plan(plan: Sequence[int | None], seed: int) -> int:
+    """Compare the ranks' plans, and return rank 0's seed of the order; every rank must call this.
 
-    num_samples: int | None
-    """Samples of the data set; None if it has no length."""
-    num_batches: int | None
-    """Batches of all ranks; None if unknown."""
-    epoch: int
-    begins_at: int
-    """The sample of the epoch at which the rank begins."""
-    skip_batches: int
-    """Number of its own batches that the rank skips."""
-    rows: int
-    """Fingerprint of the rows that a `Subset` or a `SubsetRandomSampler` takes; 0 without either."""
-    seed: int
-    """Seed of a seedable sampler; any number otherwise."""
-
-
-def agree_on_plan(mine: EpochPlan) -> EpochPlan:
-    """Exchange plans, and return the plan with rank 0's seed; every rank must call this.
+    Args:
+        plan: Numbers that `EXPLANATIONS` explain, one after the other; None where one is unknown.
+        seed: This rank's seed.
 
     Raises:
-        RuntimeError: On every rank, if the plans differ in anything but the seed.
+        RuntimeError: On every rank, if the plans differ.
     """
     meet("iter(loader)")
-    numbers = [UNKNOWN if number is None else number for number in mine]
     # A seed may have 64 bits without a sign.
-    numbers[-1] = mine.seed % 2**64 - 2**63
+    numbers = [*(UNKNOWN if number is None else number for number in plan), seed % 2**64 - 2**63]
     by_rank = gather_numbers(numbers)
     first = by_rank[0]
-    for rank, plan in enumerate(by_rank):
+    for rank, theirs in enumerate(by_rank):
         for at, explanation in enumerate(EXPLANATIONS):
-            if plan[at] != first[at]:
-                raise RuntimeError(explanation.format(rank=rank, mine=_text(plan[at]), first=_text(first[at])))
-    return mine._replace(seed=first[-1] + 2**63)
+            if theirs[at] != first[at]:
+                mine, its = (
+                    "an unknown number of" if number == UNKNOWN else number for number in (theirs[at], first[at])
+                )
+                raise RuntimeError(explanation.format(rank=rank, mine=mine, first=its))
+    return first[-1] + 2**63
 
 
 EXPLANATIONS = (
-    (
+    (  # samples of the data set
         "rank {rank}'s data set has {mine} samples, rank 0's {first}: the ranks would see different data and wait "
         "for each other at the end. Give every rank the same data set; prepare() shares it out."
     ),
-    (
+    (  # batches of all ranks
         "rank {rank}'s loader has {mine} batches, rank 0's {first}: the ranks would wait for each other at the end. "
         "Give every rank a loader of the same batch_size and drop_last."
     ),
@@ -312,7 +287,7 @@ EXPLANATIONS = (
         "rank {rank} skips its first {mine} batches, rank 0 {first}: call skip_first_batches() with the same number "
         "on every rank."
     ),
-    (
+    (  # `rows_of` the data set
         "rank {rank}'s subset of the data has other rows than rank 0's: rows that one rank holds back for validation "
         "would be trained on by another. Ranks draw random numbers of their own from prepare() on. Split the data "
         "before it, or with a generator: random_split(..., generator=torch.Generator().manual_seed(0))."
@@ -333,7 +308,3 @@ def rows_of(dataset: Any, sampler: Any = None) -> int:
             # The sum may run over; what is left of it still depends on each row and its place.
             total += int((rows * torch.arange(1, len(rows) + 1, device="cpu")).sum())
     return total % 2**63
-
-
-def _text(number: int) -> str:
-    return "an unknown number of" if number == UNKNOWN else str(number)

@@ -230,14 +230,19 @@ class BatchSamplerShard(BatchSampler):
 
 
 def shares_of(batch_sampler: Any, skip: int = 0) -> Iterator[Share]:
-    """Return the shares of a batch sampler that is shared out; of any other, or a sampler, all its batches or items.
+    """Yield the shares of a batch sampler that is shared out; of any other, or a sampler, all its batches or items.
 
     Of a batch in which the `skip` samples end that were consumed, the rest is yielded.
     """
-    shares: Iterator[Share] = (
-        batch_sampler.shares(skip) if hasattr(batch_sampler, "shares") else _unshared(batch_sampler, skip)
-    )
-    return shares
+    if hasattr(batch_sampler, "shares"):
+        yield from batch_sampler.shares(skip)
+        return
+    known: dict[int, Round] = {}
+    _, batches = split_at(batches_of(batch_sampler), skip)
+    for batch in batches:
+        count = count_samples(batch)
+        skip += count
+        yield Share(batch, known.get(count) or known.setdefault(count, Round((count,), (count,), (count,))), skip)
 
 
 def batches_of(batch_sampler: Any) -> Iterator[Any]:
@@ -245,15 +250,6 @@ def batches_of(batch_sampler: Any) -> Iterator[Any]:
     if type(batch_sampler) is BatchSampler:
         return iter(BatchSampler(indices_of(batch_sampler.sampler), batch_sampler.batch_size, batch_sampler.drop_last))
     return indices_of(batch_sampler)
-
-
-def _unshared(batch_sampler: Any, skip: int) -> Iterator[Share]:
-    known: dict[int, Round] = {}
-    _, batches = split_at(batches_of(batch_sampler), skip)
-    for batch in batches:
-        count = count_samples(batch)
-        skip += count
-        yield Share(batch, known.get(count) or known.setdefault(count, Round((count,), (count,), (count,))), skip)
 
 
 def split_at(batches: Iterator[Any], skip: int, keep: int = 0) -> tuple[list[Any], Iterator[Any]]:
