@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -15,37 +16,10 @@ from notebook_launcher.diagnosis import doctor as trial
 from notebook_launcher.diagnosis import facts
 from notebook_launcher.diagnosis.finding import NAME_WIDTH
 from notebook_launcher.errors import ConfigError
-from tests.support.compiled_libraries import compile_library, needs_compiler
+from tests.support.compiled_libraries import NVML, compile_library, needs_compiler
 from tests.support.kernels import ROOT
 from tests.support.programs import type_command
 
-# Two GPUs without peer access, on different NUMA nodes. Process 1 uses the second, and nearly all of its memory.
-NVML = r"""
-#include <stdio.h>
-#include <stdlib.h>
-#include <unistd.h>
-#include <string.h>
-static int devices[2] = {0, 1};
-int nvmlInit_v2(void) { if (getenv("PRETEND_UNLOADED")) usleep(700000); return 0; }
-int nvmlDeviceGetPersistenceMode(void *handle, unsigned *mode) { *mode = !getenv("PRETEND_UNLOADED"); return 0; }
-int nvmlShutdown(void) { return 0; }
-int nvmlDeviceGetCount_v2(unsigned *count) { *count = 2; return 0; }
-int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **handle) { *handle = &devices[index]; return 0; }
-int nvmlDeviceGetName(void *handle, char *name, unsigned size) { snprintf(name, size, "Pretend"); return 0; }
-int nvmlDeviceGetUUID(int *handle, char *uuid, unsigned size) { snprintf(uuid, size, "GPU-%d", *handle); return 0; }
-int nvmlDeviceGetCudaComputeCapability(void *handle, int *major, int *minor) { *major = 9; *minor = 0; return 0; }
-int nvmlDeviceGetMemoryInfo(int *handle, unsigned long long *memory) {
-    memory[0] = 80000000000ULL; memory[2] = *handle ? 79000000000ULL : 0; memory[1] = memory[0] - memory[2];
-    return 0;
-}
-int nvmlSystemGetDriverVersion(char *text, unsigned size) { snprintf(text, size, "570.00"); return 0; }
-int nvmlDeviceGetTopologyCommonAncestor(void *a, void *b, unsigned *level) { *level = 50; return 0; }
-int nvmlDeviceGetP2PStatus(void *a, void *b, unsigned kind, unsigned *status) { *status = 1; return kind ? 2 : 0; }
-typedef struct { unsigned pid; unsigned long long used; unsigned a, b; } process;
-int nvmlDeviceGetComputeRunningProcesses_v3(int *handle, unsigned *count, process *found) {
-    *count = *handle; found[0].pid = 1; return 0;
-}
-"""
 # A matrix product starts threads that a fork of the process does not have.
 USED_KERNEL = """
 import sys, torch
@@ -85,24 +59,26 @@ def test_fork_of_a_process_that_used_threads_is_tried_and_reported():
 
 @needs_compiler
 def test_gpus_are_reported_with_users_and_the_way_between_them(tmp_path):
-    env = {"LD_LIBRARY_PATH": str(compile_library(tmp_path, "libnvidia-ml.so.1", NVML))}
-    done = type_command("env", "--json", "--no-launch", cwd=tmp_path, env=env)
-    told = {finding["name"]: finding for finding in json.loads(done.stdout)["findings"] if finding["area"] == "GPUs"}
-    assert told["driver"]["fact"] == "570.00"
-    assert told["GPU 0"]["fact"] == "Pretend, 80 GB free of 80 GB"
+    env = {"LD_LIBRARY_PATH": str(compile_library(tmp_path, "libnvidia-ml.so.1", NVML)), "PRETEND_USED": "1"}
+
+    def diagnose(**more: str) -> tuple[int, dict[str, dict[str, str]]]:
+        done = type_command("env", "--json", "--no-launch", cwd=tmp_path, env={**env, **more})
+        found = json.loads(done.stdout)["findings"]
+        return done.returncode, {finding["name"]: finding for finding in found if finding["area"] == "GPUs"}
+
+    _, told = diagnose()
+    assert told["driver"]["fact"] == "535.183.01"
+    assert re.fullmatch("Pretend, 7[0-9] GB free of 80 GB", told["GPU 0"]["fact"])
     assert told["GPU 1"]["fact"].startswith("Pretend, 1 GB free of 80 GB; used by 1 (")
     assert told["GPU 1"]["advice"].startswith("end process 1, or choose other GPUs")
     assert told["GPU 0 to 1"]["fact"].startswith("on different NUMA nodes; no peer access")
     assert 'env={"NCCL_P2P_DISABLE": "1"}' in told["GPU 0 to 1"]["advice"]
     assert "start" not in told
-    done = type_command("env", "--json", "--no-launch", cwd=tmp_path, env={**env, "PRETEND_UNLOADED": "1"})
-    told_again = {
-        finding["name"]: finding for finding in json.loads(done.stdout)["findings"] if finding["area"] == "GPUs"
-    }
+    status, told_again = diagnose(PRETEND_UNLOADED="1")
     assert told_again["start"]["fact"].endswith("as it will at each launch: persistence mode is off")
     assert told_again["start"]["advice"].startswith("sudo nvidia-smi -pm 1")
     if "GPUs" in told:  # This torch is built without CUDA, so the pretended GPUs are of no use.
-        assert (done.returncode, told["GPUs"]["verdict"]) == (1, "problem")
+        assert (status, told["GPUs"]["verdict"]) == (1, "problem")
 
 
 def test_cuda_in_this_process_is_a_warning(tmp_path, monkeypatch):

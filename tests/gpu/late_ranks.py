@@ -23,6 +23,7 @@ from notebook_launcher.gpu_check.checks import (
     where,
 )
 from notebook_launcher.machine.memory import SHARED_MEMORY
+from tests.support.waiting import until
 
 LAG = 0.05
 """Seconds by which rank 1 comes later to each update."""
@@ -96,8 +97,7 @@ def _hang_is_named(hardware: Hardware) -> str:
 
 def _notice_of_a_wait(hardware: Hardware, function: Any) -> str:
     run = launch(function, **{**hardware.ranks(2), "hang_notice": NOTICE_AFTER})
-    while len(run.metrics) < 2:
-        assert not run.wait(0.01), run.exception()
+    until(lambda: len(run.metrics) >= 2, run)
     began = time.monotonic()
     try:
         while not (reported := run.snapshot().waiting):
@@ -140,11 +140,9 @@ def _train_on(folder: str) -> None:
 def _save_and_stop(hardware: Hardware) -> str:
     with tempfile.TemporaryDirectory() as folder:
         run = launch(_train_on, args=(folder,), **hardware.ranks(2))
-        while not run.metrics:
-            assert not run.wait(0.01), run.exception()
+        until(lambda: run.metrics, run)
         run.save()
-        while not list(Path(folder).glob("checkpoints/update_*")):
-            assert not run.wait(0.01), run.exception()
+        until(lambda: list(Path(folder).glob("checkpoints/update_*")), run)
         rung = run.stop(after_step=True)
         ends = [(Path(folder) / f"rank{rank}").read_text() for rank in (0, 1)]
     assert rung == "ask", f"the stop needed {rung}"
@@ -178,8 +176,7 @@ def _session_after_interrupt(hardware: Hardware) -> str:
     with Session(**hardware.ranks(2)) as session:
         session.run(where)
         run = session.launch(_wait_for_ever)
-        while len(run.metrics) < 2:
-            assert not run.wait(0.01), run.exception()
+        until(lambda: len(run.metrics) >= 2, run)
         began = time.monotonic()
         rung = run.stop()
         seconds = time.monotonic() - began
@@ -236,8 +233,7 @@ def _files_of_nccl(hardware: Hardware) -> str:
     before = set(SHARED_MEMORY.glob("nccl-*"))
     for delay in (0.0, 0.3, 1.0, 2.0):
         run = launch(_connect, **hardware.ranks(2))
-        while len(run.metrics) < 2:
-            assert not run.wait(0.01), run.exception()
+        until(lambda run=run: len(run.metrics) >= 2, run)
         time.sleep(delay)  # NCCL makes its files while it connects the ranks.
         run.stop(at_once=True)
     left = set(SHARED_MEMORY.glob("nccl-*")) - before

@@ -14,6 +14,7 @@ from notebook_launcher import ConfigError, Session, launch, notebook_launch
 from notebook_launcher.gpu_check.checks import SECONDS_TO_REPORT, Check, Hardware, Skipped, multiply
 from notebook_launcher.machine import devices
 from notebook_launcher.wording import plural
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -159,8 +160,7 @@ def _interrupt(hardware: Hardware) -> str:
     told = []
     for function in (_compute_for_long, _queue_for_long) if hardware.num_gpus else (_compute_for_long,):
         run = launch(function, **hardware.ranks(1))
-        while not run.metrics:
-            assert not run.wait(0.01), run.exception()
+        until(lambda run=run: run.metrics, run)
         time.sleep(0.5)  # By now the kernel computes.
         began = time.monotonic()
         rung = run.stop()
@@ -206,8 +206,7 @@ def _own_contexts(hardware: Hardware) -> str:
 
 def _check_contexts(function: Any, hardware: Hardware) -> None:
     run = launch(function, **hardware.ranks(hardware.num_gpus))
-    while len(run.metrics) < hardware.num_gpus:
-        assert not run.wait(0.01), run.exception()
+    until(lambda: len(run.metrics) >= hardware.num_gpus, run)
     pids, users = [rank.pid for rank in run.ranks], _users()
     run.stop()
     for rank, pid in enumerate(pids):

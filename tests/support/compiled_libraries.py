@@ -20,11 +20,14 @@ NVML = r"""
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 typedef struct { int used; const char *uuid; } device;
 static device devices[2] = {{0, "GPU-aaaa"}, {0, "GPU-bbbb"}};
 static int num_open = 0;
 int num_left_open(void) { return num_open; }
-int nvmlInit_v2(void) { num_open++; return 0; }
+/* PRETEND_UNLOADED: the driver is loaded by each start, which takes a while. */
+int nvmlInit_v2(void) { num_open++; if (getenv("PRETEND_UNLOADED")) usleep(700000); return 0; }
+int nvmlDeviceGetPersistenceMode(void *handle, unsigned *mode) { *mode = !getenv("PRETEND_UNLOADED"); return 0; }
 int nvmlShutdown(void) { num_open--; return 0; }
 int nvmlSystemGetDriverVersion(char *text, unsigned size) { snprintf(text, size, "535.183.01"); return 0; }
 /* PRETEND_CODES: what NVML answers for each GPU, such as "0,4,15": usable, no permission, lost. */
@@ -64,8 +67,18 @@ int nvmlDeviceGetName(device *handle, char *name, unsigned size) {
 int nvmlDeviceGetUUID(device *handle, char *uuid, unsigned size) { snprintf(uuid, size, "%s", handle->uuid); return 0; }
 int nvmlDeviceGetCudaComputeCapability(void *handle, int *major, int *minor) { *major = 9; *minor = 0; return 0; }
 int nvmlDeviceGetMemoryInfo(device *handle, unsigned long long *memory) {
-    memory[0] = 80000000000ULL; memory[2] = 1000000000ULL * ++handle->used; memory[1] = memory[0] - memory[2];
+    memory[0] = 80000000000ULL;
+    memory[2] = getenv("PRETEND_USED") && handle == &devices[1] ? 79000000000ULL : 1000000000ULL * ++handle->used;
+    memory[1] = memory[0] - memory[2];
     return 0;
+}
+/* Without peer access, on different NUMA nodes. */
+int nvmlDeviceGetTopologyCommonAncestor(void *a, void *b, unsigned *level) { *level = 50; return 0; }
+int nvmlDeviceGetP2PStatus(void *a, void *b, unsigned kind, unsigned *status) { *status = 1; return kind ? 2 : 0; }
+/* PRETEND_USED: process 1 uses the second, and nearly all of its memory. */
+typedef struct { unsigned pid; unsigned long long used; unsigned a, b; } process;
+int nvmlDeviceGetComputeRunningProcesses_v3(device *handle, unsigned *count, process *found) {
+    *count = getenv("PRETEND_USED") && handle == &devices[1]; found[0].pid = 1; return 0;
 }
 int nvmlDeviceGetUtilizationRates(device *handle, unsigned *rates) {
     rates[0] = 93; rates[1] = 40;

@@ -19,31 +19,6 @@ if TYPE_CHECKING:
     from tests.support.kernels import Kernel
 from tests.support.linear_cell import DEFINITIONS
 
-SCRIPT = """
-import argparse
-import os
-
-import torch
-import torch.distributed as dist
-from torch.distributed.elastic.multiprocessing.errors import record
-
-
-@record
-def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--scale", type=float, default=1.0)
-    args = parser.parse_args()
-    dist.init_process_group("gloo")
-    total = torch.ones(1) * args.scale * (int(os.environ["LOCAL_RANK"]) + 1)
-    dist.all_reduce(total)
-    print("total", total.item())
-    dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()
-"""
-
 # `transformers` and `lightning` make a tiny trainer each, train it for so many updates, or until the run says "enough",
 # and return what it has come to. They evaluate after every fourth update.
 KERNEL_CODE = (
@@ -110,7 +85,6 @@ def lightning(steps=8, callbacks=(), **options):
     return trainer.global_step, rate, trainer.gradient_clip_val, len(mine), module.model.weight.item()
 """
 )
-KERNEL_FILES = {"script.py": SCRIPT}
 KERNEL_IS_NEW = True  # It imports these libraries.
 
 
@@ -138,27 +112,34 @@ def test_each_call_makes_an_accelerator_with_settings_of_its_own_or_of_the_launc
     assert adopted == ("bf16", 4)
 
 
+ALL = "mixed_precision='bf16', gradient_accumulation_steps=4, max_grad_norm=0.5"
 MAKERS = {
-    "Hugging Face's Accelerator": "from accelerate import Accelerator; Accelerator()",
-    "transformers' Trainer": "from transformers import Trainer, TrainingArguments as Arguments\n"
-    "    Trainer(linear(), Arguments('.', use_cpu=True, report_to=[], disable_tqdm=True))",
-    "Lightning's Trainer": "from pytorch_lightning import Trainer\n"
-    "    Trainer(accelerator='cpu', devices=2, logger=False, enable_checkpointing=False)",
-    "Lightning's Fabric": "from lightning_fabric import Fabric; Fabric(accelerator='cpu', devices=2)",
+    "Hugging Face's Accelerator": ["from accelerate import Accelerator", "Accelerator()"],
+    "transformers' Trainer": [
+        "from transformers import Trainer, TrainingArguments as Arguments",
+        "Trainer(linear(), Arguments('.', use_cpu=True, report_to=[], disable_tqdm=True))",
+    ],
+    "Lightning's Trainer": [
+        "from pytorch_lightning import Trainer",
+        "Trainer(accelerator='cpu', devices=2, logger=False, enable_checkpointing=False)",
+    ],
+    "Lightning's Fabric": ["from lightning_fabric import Fabric", "Fabric(accelerator='cpu', devices=2)"],
 }
 ADVICE = {
-    "Hugging Face's Accelerator": "max_grad_norm=0.5 had no effect: Hugging Face's Accelerator has its own settings. "
-    "Write accelerator.clip_grad_norm_(model.parameters(), 0.5) before each step",
-    "transformers' Trainer": "gradient_accumulation_steps=4, max_grad_norm=0.5 had no effect: transformers' Trainer "
-    "has its own settings. Write TrainingArguments(gradient_accumulation_steps=4, max_grad_norm=0.5)",
-    "Lightning's Trainer": "mixed_precision='bf16', gradient_accumulation_steps=4, max_grad_norm=0.5 had no effect: "
-    "Lightning's Trainer has its own settings. "
-    'Write Trainer(precision="bf16-mixed", accumulate_grad_batches=4, gradient_clip_val=0.5)',
-    "Lightning's Fabric": "mixed_precision='bf16', gradient_accumulation_steps=4, max_grad_norm=0.5 had no effect: "
-    'Lightning\'s Fabric has its own settings. Write Fabric(precision="bf16-mixed"), ',
+    "Hugging Face's Accelerator": (
+        "max_grad_norm=0.5",
+        "accelerator.clip_grad_norm_(model.parameters(), 0.5) before each step",
+    ),
+    "transformers' Trainer": (
+        "gradient_accumulation_steps=4, max_grad_norm=0.5",
+        "TrainingArguments(gradient_accumulation_steps=4, max_grad_norm=0.5)",
+    ),
+    "Lightning's Trainer": (
+        ALL,
+        'Trainer(precision="bf16-mixed", accumulate_grad_batches=4, gradient_clip_val=0.5)',
+    ),
+    "Lightning's Fabric": (ALL, 'Fabric(precision="bf16-mixed"), '),
 }
-
-
 ASKED = """
 import os
 def train():
@@ -180,13 +161,14 @@ run.stop()
 
 
 @pytest.mark.parametrize(
-    "maker", [next(iter(MAKERS)), *(pytest.param(name, marks=pytest.mark.slow) for name in [*MAKERS][1:])]
+    "maker", [next(iter(ADVICE)), *(pytest.param(name, marks=pytest.mark.slow) for name in [*ADVICE][1:])]
 )
 def test_another_trainer_is_named_with_what_to_write_for_settings_and_requests(kernel: Kernel, maker: str) -> None:
     """Settings of the launch that it does not take are named once; without a callback of ours it takes no requests."""
-    told = run_cell(kernel, f"def make():\n    {MAKERS[maker]}\n{ASKED}").stdout
+    settings, advice = ADVICE[maker]
+    told = run_cell(kernel, f"def make():\n    {'; '.join(MAKERS[maker])}\n{ASKED}").stdout
     assert told.count("had no effect") == 1, told
-    assert ADVICE[maker] in told
+    assert f"{settings} had no effect: {maker} has its own settings. Write {advice}" in told
     asked = [line for line in told.splitlines() if line.startswith("asked: ")]
     assert [f"{maker} makes the updates here, and it takes no requests" in line for line in asked] == [True] * 4, asked
     save, change = OTHERS[maker]
@@ -334,9 +316,11 @@ def test_main_of_a_torchrun_script_can_be_launched(kernel: Kernel) -> None:
         import argparse
         from datetime import timedelta
         from torch.distributed import init_process_group
+        from torch.distributed.elastic.multiprocessing.errors import record
         from torch.nn.parallel import DistributedDataParallel as DDP
         from torch.utils.data import DataLoader, DistributedSampler
 
+        @record
         def main(backend="gloo", explicit=False, **options):
             parser = argparse.ArgumentParser()
             parser.add_argument("--epochs", type=int, default=2)
@@ -378,19 +362,6 @@ def test_main_of_a_torchrun_script_can_be_launched(kernel: Kernel) -> None:
     )
     # Two epochs of two updates; over an epoch, the batches' means average to 3.5.
     assert results == [[(rank, -0.5 * 3.5 * 4, False) for rank in range(2)]] * 12
-
-
-def test_script_file_run_as_main_can_launch(kernel: Kernel) -> None:
-    outcome = kernel.execute(
-        """
-        import runpy
-        def run_script():
-            runpy.run_path("script.py", run_name="__main__")
-        notebook_launch(run_script, 2);
-        """
-    )
-    assert outcome.error is None, outcome.traceback
-    assert "] total 3.0\n" in outcome.stdout
 
 
 def test_accelerates_barrier_names_no_gpu_that_does_not_exist() -> None:
