@@ -38,21 +38,16 @@ def _run(options: argparse.Namespace) -> int:
         if path.is_file():
             print(f"The answers in parentheses come from {path}.")
             config = load_accelerate_file(path)[0]
-        config = _asked(config)
+        from notebook_launcher.widgets.launching.launch_state import ADVANCED, ESSENTIAL
+
+        for name in ESSENTIAL:
+            config = _ask(config, name)
+        if ask_choice("Other options: devices, backend, seed, clipping, restarts, ...", YES_OR_NO, "no") == "yes":
+            for name in ADVANCED:
+                config = _ask(config, name)
     written = config.to_yaml(path)
     print(f"written: {written}\nnotebook-launcher launch --config_file {written} SCRIPT")
     return 0
-
-
-def _asked(config: LaunchConfig) -> LaunchConfig:
-    from notebook_launcher.widgets.launching.launch_state import ADVANCED, ESSENTIAL
-
-    for name in ESSENTIAL:
-        config = _ask(config, name)
-    if ask_choice("Other options: devices, backend, seed, clipping, restarts, ...", YES_OR_NO, "no") == "yes":
-        for name in ADVANCED:
-            config = _ask(config, name)
-    return config
 
 
 def _ask(config: LaunchConfig, name: str) -> LaunchConfig:
@@ -67,7 +62,9 @@ def _ask(config: LaunchConfig, name: str) -> LaunchConfig:
     if name in CHOICES:
         choices = CHOICES[name]
         shown: Any = choices.none if now is None else now
-        chosen = ask_choice(question, _menu(name), shown)
+        none = [] if choices.none is None or choices.none in choices.words else [choices.none]
+        has_default_word = bool(LaunchConfig.__dataclass_fields__[name].default)  # The default comes first.
+        chosen = ask_choice(question, [*choices.words, *none] if has_default_word else [*none, *choices.words], shown)
         # Enter changes nothing, also where a word and None mean the same.
         value = now if chosen == shown else chosen if chosen in choices.words else None
         return dataclasses.replace(config, **{name: value})
@@ -80,13 +77,6 @@ def _ask(config: LaunchConfig, name: str) -> LaunchConfig:
             raise ValueError(error) from None
 
     return ask_text(question, read, config, _shown(name, now))
-
-
-def _menu(name: str) -> list[str]:
-    """Return the choices of an option in words; the default comes first."""
-    choices = CHOICES[name]
-    none = [] if choices.none is None or choices.none in choices.words else [choices.none]
-    return [*choices.words, *none] if LaunchConfig.__dataclass_fields__[name].default else [*none, *choices.words]
 
 
 def _shown(name: str, value: Any) -> str:

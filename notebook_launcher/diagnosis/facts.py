@@ -192,26 +192,23 @@ CALLS = {
 
 def look_at_names() -> list[Finding]:
     """Return the seconds that the look-up of each name takes."""
-    return [_name(name, _seconds(call)) for name, call in CALLS.items()]
+    return [_name(name, call) for name, call in CALLS.items()]
 
 
-def _name(name: str, seconds: float) -> Finding:
+def _name(name: str, call: str) -> Finding:
+    # In a process of its own: a look-up cannot be interrupted, and may take a minute.
+    command = [sys.executable, "-I", "-c", LOOK_UP.format(call=call)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=LOOKUP_PATIENCE)
+        seconds = float(done.stdout)
+    except subprocess.TimeoutExpired:
+        seconds = LOOKUP_PATIENCE
     fact = f"looked up in {format_seconds(seconds)}"
     if seconds < SLOW:
         return Finding(NETWORK, name, fact)
     line = "127.0.0.1 localhost" if "127.0.0.1" in name else f"127.0.1.1 {socket.gethostname()}"
     advice = f"add the line `{line}` to /etc/hosts: a name server that does not answer delays the start of ranks"
     return warning(NETWORK, name, fact, advice)
-
-
-def _seconds(call: str) -> float:
-    # In a process of its own: a look-up cannot be interrupted, and may take a minute.
-    command = [sys.executable, "-I", "-c", LOOK_UP.format(call=call)]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=LOOKUP_PATIENCE)
-    except subprocess.TimeoutExpired:
-        return LOOKUP_PATIENCE
-    return float(done.stdout)
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -285,12 +282,14 @@ BESIDE = (
 def look_at_software() -> list[Finding]:
     """Return the versions, and a problem for each that does not work."""
     file = accelerate_yaml.default_path()
+    installed = importlib.metadata.distributions()
+    nccl = {f"{each.version} ({each.name})" for each in installed if (each.name or "").startswith("nvidia-nccl")}
     return [
         Finding(SOFTWARE, "Python", f"{platform.python_version()} at {sys.executable}"),
         Finding(SOFTWARE, "system", platform.platform()),
         Finding(SOFTWARE, "notebook-launcher", f"{notebook_launcher.__version__} at {PACKAGE_FOLDER}"),
         torch_finding(version_of("torch")),
-        Finding(SOFTWARE, "NCCL", _nccl() or "not installed as a package"),
+        Finding(SOFTWARE, "NCCL", ", ".join(sorted(nccl)) or "not installed as a package"),
         ipykernel_finding(version_of("ipykernel")),
         Finding(SOFTWARE, "beside it", ", ".join(f"{name} {v}" for name in BESIDE if (v := version_of(name)))),
         Finding(SOFTWARE, "settings file", str(file) if file.is_file() else f"none ({file})"),
@@ -305,11 +304,6 @@ def torch_finding(version: str | None) -> Finding:
     kind, number = devices.torch_build()
     built = f"built for CUDA {number}" if kind == "cuda" else "built without CUDA"
     return Finding(SOFTWARE, "torch", f"{version}, {built}")
-
-
-def _nccl() -> str:
-    found = [d for d in importlib.metadata.distributions() if (d.name or "").startswith("nvidia-nccl")]
-    return ", ".join(sorted({f"{d.version} ({d.name})" for d in found}))
 
 
 def ipykernel_finding(version: str | None) -> Finding:

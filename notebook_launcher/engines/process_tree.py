@@ -104,7 +104,7 @@ class ProcessTree:
         with self._their_channel, self._listen() as listener:
             # A fork of the kernel must close its copies of the kernel's descriptors: otherwise the other side would
             # not see that the kernel closes them.
-            kernel_fds = [fd for pipes in self._pipes.values() for fd in pipes.all_fds()]
+            kernel_fds = [fd for pipes in self._pipes.values() for fd in (*pipes.ours(), *pipes.theirs())]
             kernel_fds += [self._channel.fileno(), self._wake_r.fileno(), self._wake_w.fileno(), listener.fileno()]
             self._supervisor = start_supervisor(self._their_channel, kernel_fds)
             self._selector.register(self._channel, selectors.EVENT_READ, self._on_supervisor)
@@ -124,7 +124,7 @@ class ProcessTree:
 
     def _start_rank(self, rank: int) -> None:
         pipes = self._pipes[rank]
-        self._channel.send(messages.StartRank(rank=rank), pipes.fds_for_rank())
+        self._channel.send(messages.StartRank(rank=rank), pipes.theirs())
         pipes.close_theirs()
         self._selector.register(pipes.channel, selectors.EVENT_READ, functools.partial(self._on_record, rank))
         for fd, stream in pipes.streams.items():
@@ -260,20 +260,16 @@ class ProcessTree:
                 self._pipes[rank].pid = pid
             case messages.RankExited(rank=rank):
                 self._pipes[rank].pid = None
-                return [*self.drain(rank), *self._last_records(rank), RankLost(record)]
+                happened = self.drain(rank)
+                with contextlib.suppress(OSError):
+                    while (last := self._pipes[rank].channel.receive(wait=False)) is not None:
+                        happened += self._record(rank, *last)
+                return [*happened, RankLost(record)]
             case messages.RankNotStarted():
                 pass
             case _:
                 raise TypeError(f"the kernel got an unknown message from the supervisor: {record!r}")
         return [record]
-
-    def _last_records(self, rank: int) -> list[Event]:
-        happened: list[Event] = []
-        pipes = self._pipes[rank]
-        with contextlib.suppress(OSError):
-            while (received := pipes.channel.receive(wait=False)) is not None:
-                happened += self._record(rank, *received)
-        return happened
 
     @property
     def stacks(self) -> StackFiles:
@@ -330,7 +326,7 @@ class ProcessTree:
 
     def _drop(self, rank: int) -> None:
         pipes = self._pipes.pop(rank)
-        for fd in (pipes.channel.fileno(), *pipes.streams):
+        for fd in pipes.ours():
             with contextlib.suppress(KeyError, ValueError):
                 self._selector.unregister(fd)
         pipes.close()
@@ -367,27 +363,24 @@ class RankPipes:
         """By descriptor: the pipes from which the kernel reads the rank's output."""
         self.their_streams: list[int] = []
         """Descriptors to which the rank writes, until they are handed over."""
+        streams: tuple[Stream, ...] = ("stdout", "stderr")
         try:
-            self._open_streams()
+            for stream in streams:
+                ours, theirs = os.pipe()
+                self.streams[ours] = stream
+                self.their_streams.append(theirs)
+                os.set_blocking(ours, False)
+                with contextlib.suppress(OSError):
+                    fcntl.fcntl(ours, F_SETPIPE_SZ, PIPE_SIZE)
         except OSError:
             self.close()
             raise
 
-    def _open_streams(self) -> None:
-        streams: tuple[Stream, ...] = ("stdout", "stderr")
-        for stream in streams:
-            ours, theirs = os.pipe()
-            self.streams[ours] = stream
-            self.their_streams.append(theirs)
-            os.set_blocking(ours, False)
-            with contextlib.suppress(OSError):
-                fcntl.fcntl(ours, F_SETPIPE_SZ, PIPE_SIZE)
+    def ours(self) -> list[int]:
+        """Return the descriptors that the kernel watches: the channel and the pipes of the rank's output."""
+        return [self.channel.fileno(), *self.streams]
 
-    def all_fds(self) -> list[int]:
-        """Return every open descriptor, including the rank's."""
-        return [self.channel.fileno(), self.their_channel.fileno(), *self.streams, *self.their_streams]
-
-    def fds_for_rank(self) -> list[int]:
+    def theirs(self) -> list[int]:
         """Return the descriptors that the rank gets: its channel, its standard output, its standard error."""
         return [self.their_channel.fileno(), *self.their_streams]
 

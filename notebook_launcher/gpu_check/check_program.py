@@ -219,11 +219,6 @@ def _hide_path(path: str) -> str:
     return path if path.startswith(KEPT_PATHS) else f"/{_hash(path)}"
 
 
-def _hide_setting(value: str) -> str:
-    """Return the value of a variable, which may be one path or several with colons in between, spaces included."""
-    return ":".join(_hide_path(part) if part.count("/") > 1 and part[0] == "/" else part for part in value.split(":"))
-
-
 def _hash(name: str) -> str:
     return hashlib.sha256(name.encode()).hexdigest()[:8]
 
@@ -259,7 +254,10 @@ def collect_facts() -> dict[str, Any]:
             "devices": torch.cuda.device_count(),
         },
         "variables": {
-            name: _hide_setting(value)
+            # The value may be one path, or several with colons in between, spaces included.
+            name: ":".join(
+                _hide_path(part) if part.count("/") > 1 and part[0] == "/" else part for part in value.split(":")
+            )
             for name, value in sorted(os.environ.items())
             if name.startswith(VARIABLES) and name != UNSAID
         },

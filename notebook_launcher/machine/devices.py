@@ -44,14 +44,6 @@ class Unusable(OSError):  # noqa: N818 - a state of a GPU, which callers expect
     """A GPU that NVML counts, but that this process may not use. The message has the reason."""
 
 
-class _Memory(ctypes.Structure):
-    _fields_ = [("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong)]
-
-
-class _Utilization(ctypes.Structure):
-    _fields_ = [("gpu", ctypes.c_uint), ("memory", ctypes.c_uint)]
-
-
 class _Process(ctypes.Structure):
     _fields_ = [
         ("pid", ctypes.c_uint),
@@ -123,13 +115,13 @@ class Library:
 
     def memory(self, gpu: int | str) -> tuple[int, int, int] | None:
         """Return the GPU's total, free and used memory in bytes, over all processes; None: unknown."""
-        found = self._ask("nvmlDeviceGetMemoryInfo", (gpu,), _Memory())
-        return (found[0].total, found[0].free, found[0].used) if found else None
+        found = self._ask("nvmlDeviceGetMemoryInfo", (gpu,), (ctypes.c_ulonglong * 3)())
+        return tuple(found[0]) if found else None
 
     def utilization(self, gpu: int | str) -> float | None:
         """Return the share of the last 1/6 s to 1 s in which a CUDA kernel ran on the GPU, 0 to 1; None: unknown."""
-        found = self._ask("nvmlDeviceGetUtilizationRates", (gpu,), _Utilization())
-        return found[0].gpu / 100 if found else None
+        found = self._ask("nvmlDeviceGetUtilizationRates", (gpu,), (ctypes.c_uint * 2)())  # The other is the memory's.
+        return found[0][0] / 100 if found else None
 
     def processes(self, gpu: int | str) -> list[int]:
         """Return the ids of processes that compute on the GPU; processes of another container may have no id here."""

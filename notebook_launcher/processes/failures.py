@@ -34,6 +34,7 @@ Link = Literal["cause", "context", ""]
 
 INTERRUPT_HANDLER = "_on_interrupt"
 """The function that Python calls in a rank when the run is stopped, as the innermost frame of the traceback."""
+LIBRARY = re.compile("/(site|dist)-packages/")
 PICKLING = re.compile(r"/(notebook_launcher|cloudpickle)/|/pickle\.py$")
 MAX_FRAMES = 200
 """Frames of a traceback that are kept: the first and the last ones of a recursion."""
@@ -332,7 +333,8 @@ class RankPdb(PlainPdb):
         if t is None or f is not None or len(stack) < 2 or not is_ours(stack[at][0].f_code.co_filename):
             return stack, at
         del stack[at:]  # The handler of the signal.
-        own = [place for place, (frame, _) in enumerate(stack) if not _is_library(frame.f_code.co_filename)]
+        files = [frame.f_code.co_filename for frame, _ in stack]
+        own = [place for place, file in enumerate(files) if not (is_ours(file) or LIBRARY.search(file))]
         return stack, own[-1] if own else len(stack) - 1
 
     def format_stack_entry(self, frame_lineno: tuple[FrameType, int], lprefix: str = ": ") -> str:
@@ -340,11 +342,6 @@ class RankPdb(PlainPdb):
         entry = super().format_stack_entry(frame_lineno, lprefix)
         filename = self.canonic(frame_lineno[0].f_code.co_filename)
         return entry.replace(filename, cells.shown_file(filename), 1)
-
-
-def _is_library(filename: str) -> bool:
-    """Return True for the file of an installed package, or of this one."""
-    return is_ours(filename) or "/site-packages/" in filename or "/dist-packages/" in filename
 
 
 class _Prompt(io.TextIOBase):

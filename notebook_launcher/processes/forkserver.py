@@ -138,8 +138,10 @@ class _Server:
             gc.collect()
             gc.freeze()  # Objects that are never collected are never written to, so their pages stay shared.
             events = self._selector.select(self._due())
-            if not events:
-                self._on_calm()
+            if not events and self._may_do_chores:
+                self._import(self._image.chores(), [])
+            elif not events and self._server is not None and self._image.seconds_at_name() > MAX_IMPORT:
+                self._server.kill()
             for key, _ in events[:1]:  # Only one, because the call may close the descriptor of the next event.
                 key.data()
         return self._become
@@ -157,12 +159,6 @@ class _Server:
     def _may_do_chores(self) -> bool:
         """True if this is the server, not its deputy or a predecessor, with chores left and a launch to expect."""
         return self._server is None and not self._is_retired and self._has_chores and self._expects_launches
-
-    def _on_calm(self) -> None:
-        if self._may_do_chores:
-            self._import(self._image.chores(), [])
-        elif self._server is not None and self._image.seconds_at_name() > MAX_IMPORT:
-            self._server.kill()
 
     def _on_message(self) -> None:
         try:

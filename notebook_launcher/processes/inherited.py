@@ -14,7 +14,11 @@ def forget_parent(start_method: str) -> None:
     """Drop the parent's children and, of the kernel, its exit handlers and process groups."""
     if start_method == "spawn":
         return
-    _forget_children()
+    if (process := sys.modules.get("multiprocessing.process")) is not None:
+        vars(process)["_children"] = set()
+    if (util := sys.modules.get("multiprocessing.util")) is not None:
+        util._finalizer_registry.clear()
+        util._run_after_forkers()
     if start_method == "fork":  # The fork server ran nothing of the user's, and has dropped its own exit handlers.
         forget_exit_handlers()
         _forget_process_groups()
@@ -34,14 +38,6 @@ def forget_exit_handlers() -> None:
     _KeptAlive.finalizers = (_KeptAlive.finalizers, dict(finalize._registry))
     finalize._registry.clear()
     finalize._registered_with_atexit = False
-
-
-def _forget_children() -> None:
-    if (process := sys.modules.get("multiprocessing.process")) is not None:
-        vars(process)["_children"] = set()
-    if (util := sys.modules.get("multiprocessing.util")) is not None:
-        util._finalizer_registry.clear()
-        util._run_after_forkers()
 
 
 def _forget_process_groups() -> None:

@@ -148,7 +148,11 @@ class Supervisor:
             return None
         self._setup, (self.board_fd, self._listen_fd) = first
         boot.enter_kernel_surroundings(self._setup)
-        self._watch_kernel(self._setup.kernel_pid)
+        # The end of file on the channel is not enough, because a process that the user's code forked from the kernel
+        # may hold a copy of the kernel's end.
+        with contextlib.suppress(OSError, AttributeError):
+            self._kernel_pidfd = os.pidfd_open(self._setup.kernel_pid)
+            self._selector.register(self._kernel_pidfd, selectors.EVENT_READ, self._end)
         self._watch_orphans()
         self._selector.register(self._channel, selectors.EVENT_READ, self._on_message)
         while not self._is_done:
@@ -157,13 +161,6 @@ class Supervisor:
                 if self._is_done:  # The next event's descriptor may belong to the parent.
                     break
         return self._start
-
-    def _watch_kernel(self, kernel_pid: int) -> None:
-        # The end of file on the channel is not enough, because a process that the user's code forked from the kernel
-        # may hold a copy of the kernel's end.
-        with contextlib.suppress(OSError, AttributeError):
-            self._kernel_pidfd = os.pidfd_open(kernel_pid)
-            self._selector.register(self._kernel_pidfd, selectors.EVENT_READ, self._end)
 
     def _continue_kernel_if_late(self) -> float | None:
         """Continue a host that has not ended its run in time, as it may be stopped; return the seconds until then."""

@@ -126,12 +126,6 @@ class Cluster:
                 seen = _reply(node, node_records.FileSeen, until)
                 node.has_folder = seen is None or seen.is_there
 
-    def end_lost(self) -> None:
-        """End the commands of lost nodes: a node that no longer sends may still run ranks."""
-        for node in self.nodes:
-            if node.lost:
-                node.close()
-
     def close(self) -> None:
         """End all agents; idempotent."""
         for node in self.nodes:
@@ -187,7 +181,9 @@ class Clusters:
         return cluster, closed
 
     def _give_back(self, key: ClusterKey, cluster: Cluster, closed: int) -> None:
-        cluster.end_lost()
+        for node in cluster.nodes:
+            if node.lost:  # A node that no longer sends may still run ranks.
+                node.close()
         with self._lock:
             is_kept = key not in self._idle and self._num_closed.get(key, 0) == closed
             if is_kept:

@@ -238,12 +238,10 @@ class HeldEvents:
     def take(self) -> tuple[Any, ...]:
         """Return all events, with pickled live records in their places, and forget them."""
         taken: list[Any] = []
-        for is_live, group in itertools.groupby(self._events, key=_is_live):
+        for is_live, group in itertools.groupby(
+            self._events, key=lambda event: isinstance(event, FromRank) and isinstance(event.record, LIVE)
+        ):
             events = list(group)
             taken += [pickle.dumps([(event.rank, event.record) for event in events])] if is_live else events
         self._events, self._due = [], float("inf")
         return tuple(taken)
-
-
-def _is_live(event: Any) -> bool:
-    return isinstance(event, FromRank) and isinstance(event.record, LIVE)

@@ -232,8 +232,8 @@ class _OwnSettings:
                 init(trainer, *args, **kwargs)
             finally:
                 self._depth -= 1
-            if maker is _ACCELERATE:
-                self._note_state()
+            if maker is _ACCELERATE and (state := sys.modules.get("accelerate.state")) is not None:
+                self._call, self._device = call_id(), state.PartialState._shared_state.get("device")
             if not self._depth:
                 # Another version of the library may have other attributes.
                 with contextlib.suppress(Exception):
@@ -291,8 +291,3 @@ class _OwnSettings:
         for name in names:
             kind = getattr(state, name)
             kind._shared_state = type(kind._shared_state)()
-
-    def _note_state(self) -> None:
-        state = sys.modules.get("accelerate.state")
-        if state is not None:
-            self._call, self._device = call_id(), state.PartialState._shared_state.get("device")

@@ -172,7 +172,8 @@ class _RankProcess:
         begin_call(call.call_id, call.checkpoints)
         # Set for each call, because the user's code may have set another handler in an earlier call.
         signal.signal(signal.SIGINT, self._on_interrupt)
-        self._forget_edited_modules()
+        if self._modules is not None and (edited := self._modules.forget_edited()):
+            notify(f"{', '.join(edited)} changed: the ranks import the notebook's own modules again")
         user_function.add_folders(call.first_folders, call.last_folders)
         try:
             self._is_interruptible = True
@@ -191,10 +192,6 @@ class _RankProcess:
         if fd is not None:
             os.close(fd)
 
-    def _forget_edited_modules(self) -> None:
-        if self._modules is not None and (edited := self._modules.forget_edited()):
-            notify(f"{', '.join(edited)} changed: the ranks import the notebook's own modules again")
-
     def _report_unread_settings(self) -> None:
         context = current()
         if self._setup.many_calls or context is None or context.settings_are_read:
@@ -208,7 +205,11 @@ class _RankProcess:
             # Before the call is unpacked: a captured torch.Generator("cuda") would make a context on the first GPU.
             rank_process.choose_gpu(self._number, self._setup.place.local_rank(self._number))
         if call.ranks is not None and self._number not in call.ranks:
-            return self._sit_out(call, fds), None
+            # It takes no part, except that a new process group needs all ranks.
+            for fd in fds:
+                os.close(fd)
+            self._rendezvous.join(call.generation)
+            return self._returned(call), None
         self._stage = "arrive"
         function_call = self._take_call(fds)
         self._stage = "function"
@@ -298,13 +299,6 @@ class _RankProcess:
             _end_training_records()
             frontend.flush_figures()
             rank_process.mend_output()
-
-    def _sit_out(self, call: messages.RunCall, fds: list[int]) -> messages.Returned:
-        """Take no part in a call for other ranks, except that a new process group needs all ranks."""
-        for fd in fds:
-            os.close(fd)
-        self._rendezvous.join(call.generation)
-        return self._returned(call)
 
     def _returned(self, call: messages.RunCall, unsent: str = "") -> messages.Returned:
         return messages.Returned(

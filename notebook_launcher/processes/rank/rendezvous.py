@@ -195,14 +195,11 @@ class Rendezvous:
                 # A call is accepted once. A second one is a mistake, for which torch raises its own error.
                 return
             del ours
-            self._await_peers()
+            # A rank that still connects would fail if this rank left.
+            with contextlib.suppress(RuntimeError):  # A rank has died.
+                self._meeting.wait([CONNECTED.format(rank) for rank in range(self._world_size)], PATIENCE)
             self.leave()
         self._make(asked, original)
-
-    def _await_peers(self) -> None:
-        """Wait until all ranks are connected, because a rank that still connects would fail if this rank left."""
-        with contextlib.suppress(RuntimeError):  # A rank has died.
-            self._meeting.wait([CONNECTED.format(rank) for rank in range(self._world_size)], PATIENCE)
 
     def _asks_for_what_is_up(self, asked: dict[str, Any]) -> bool:
         from torch.distributed import distributed_c10d as c10d
