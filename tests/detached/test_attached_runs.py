@@ -126,7 +126,9 @@ def test_several_clients_see_one_run(
     assert late.stop() is late.stop(wait=False) is None
 
 
-def test_the_true_error_arrives_and_the_folder_names_the_versions_of_the_launching_process(home: Path) -> None:
+def test_the_true_error_arrives_and_the_folder_names_the_versions_of_the_launching_process(
+    home: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     run = launch(fail, 2, config=LaunchConfig(detached=True, output="none"))
     assert isinstance(run, AttachedRun)
     with pytest.raises(OwnError, match="code 7") as caught:
@@ -137,6 +139,8 @@ def test_the_true_error_arrives_and_the_folder_names_the_versions_of_the_launchi
     assert run.state == "failed"
     assert run.snapshot().error.endswith("OwnError: code 7")
     assert run.config.detached
+    assert main(["attach"]) == 1
+    assert f"{run.id}: failed: OwnError: code 7" in capfd.readouterr().err
     versions = json.loads((run.folder / "environment.json").read_text())["packages"]
     assert versions["pytest"] == pytest.__version__  # The host is forked from a process that has not imported it.
 
@@ -158,29 +162,23 @@ def test_a_terminal_lets_go_of_a_detached_run(home: Path, gate: Path, tmp_path: 
     assert run.logs(0) == "waits\nends\n"
 
 
-def test_a_stop_of_all_and_a_stop_end_their_runs(home: Path, gate: Path) -> None:
+def test_a_stop_of_all_and_a_stop_by_the_program_end_their_runs(
+    home: Path, gate: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     run = launch(wait_for, 1, args=(str(gate),), detached=True, output="none")
     assert runs().stop_all() == 1
     with pytest.raises(RunStoppedError, match=r"the run was stopped before (rank 0 returned|its ranks had started)"):
         run.result()
     assert run.state == "stopped"
     assert runs().stop_all() == 0
-    run = launch(wait_for, 1, args=(str(gate),), detached=True, output="none")
-    stage = run.stop()
-    assert stage in ("interrupt", "terminate", "kill")
-    assert run.stop(wait=False) == attach(run.id, folder=home, show=False).stop(wait=False) == stage
-
-
-def test_the_program_attaches(home: Path, gate: Path, capfd: pytest.CaptureFixture[str]) -> None:
     run = launch(wait_for, 1, args=(str(gate),), detached=True, output="rank0")
     until(lambda: "waits" in run.logs(0))
     capfd.readouterr()
     assert main(["attach", run.id, "--stop"]) == 0
     assert "waits" in capfd.readouterr().out
-    failed = launch(fail, 1, detached=True, output="none")
-    failed.wait()
-    assert main(["attach"]) == 1
-    assert f"{failed.id}: failed: OwnError: code 7" in capfd.readouterr().err
+    stage = run.stop(wait=False)
+    assert stage in ("interrupt", "terminate", "kill")
+    assert attach(run.id, folder=home, show=False).stop(wait=False) == stage
 
 
 def test_a_run_whose_folder_is_deleted_is_stopped(home: Path, gate: Path) -> None:

@@ -72,6 +72,15 @@ class OwnReduce(Exception):
         return OwnReduce, (self.args[0], self.b + 1)
 
 
+def made_inside(a: int, b: int) -> Exception:
+    class Local(Exception):
+        def __init__(self) -> None:
+            super().__init__(a)
+            self.b = b
+
+    return Local()
+
+
 EXCEPTIONS: dict[str, tuple[BaseException, dict[str, Any]]] = {
     "plain": (ValueError("boom", 3), {}),
     "key": (KeyError("k"), {}),
@@ -90,6 +99,7 @@ EXCEPTIONS: dict[str, tuple[BaseException, dict[str, Any]]] = {
     "exit-subclass": (Exit(4, "done"), {"code": 4, "why": "done"}),
     "slots": (Slotted(5), {"code": 5, "_Slotted__hidden": 5}),
     "frozen": (Frozen(6, [1]), {"code": 6, "more": [1]}),
+    "local": (made_inside(1, 2), {"b": 2}),
     "own-reduce": (OwnReduce(1, 2), {"b": 3}),
 }
 
@@ -126,17 +136,6 @@ def test_attributes_that_cannot_travel_are_left_out_and_noted() -> None:
         "The attribute `guard`, a _thread.lock, stayed in the rank.",
         "The argument 1, a _thread.lock, stayed in the rank.",
     ]
-
-
-def test_class_defined_inside_the_function_travels_along() -> None:
-    class Local(Exception):
-        def __init__(self, a: int, b: int) -> None:
-            super().__init__(a)
-            self.b = b
-
-    arrived = there_and_back(Local(1, 2))
-    assert arrived is not None
-    assert (type(arrived).__name__, arrived.args, vars(arrived)) == ("Local", (1,), {"b": 2})
 
 
 class Untransportable(Exception):
