@@ -32,9 +32,7 @@ if TYPE_CHECKING:
     from notebook_launcher.config import LaunchConfig
     from notebook_launcher.detached.ending import Ending
     from notebook_launcher.drawing.run_report import RunReport
-    from notebook_launcher.history.schema import (
-        RunChange,
-    )
+    from notebook_launcher.history.schema import RunChange
 
 
 DYING = 5.0

@@ -69,7 +69,19 @@ class HostedRun:
             scope = dataclasses.replace(scope, displays=functools.partial(self._journal.divert, scope.displays))
         cells.keep_places(order.places)
         ranks.start()
-        conduct = RunConduct(ranks, OutgoingCall(None, parcel), scope, self._hosting(order), Latch())
+        hosting = Hosting(
+            sink=self._journal,
+            # `_kept` comes later, with the folder; parcels come at the end of the run.
+            take_value=lambda fd: self._kept.keep_value(fd),  # noqa: PLW0108
+            take_exception=lambda fd, report: self._kept.keep_exception(fd, report),  # noqa: PLW0108
+            questions=self._journal,
+            can_ask=True,
+            is_raised=False,
+            make_origin=lambda: Origin(order.source, order.environment or describe_environment()),
+            logs_at="attach({id!r}).logs(rank)",
+        )
+        # Its ranks alone unpack the function.
+        conduct = RunConduct(ranks, OutgoingCall(None, parcel), scope, hosting, Latch())
         conduct.announce()
         conduct.data.output.picture_from = 0.0  # The last line goes to the clients, beside the outcome.
         self._journal.connect(conduct.command, conduct.waits_for)
@@ -83,20 +95,6 @@ class HostedRun:
         conduct.begin()
         self.run = Run(conduct)
 
-    def _hosting(self, order: CallOrder) -> Hosting:
-        """Return the hosting of a run whose function only its ranks unpack."""
-        return Hosting(
-            sink=self._journal,
-            # `_kept` comes later, with the folder; parcels come at the end of the run.
-            take_value=lambda fd: self._kept.keep_value(fd),  # noqa: PLW0108
-            take_exception=lambda fd, report: self._kept.keep_exception(fd, report),  # noqa: PLW0108
-            questions=self._journal,
-            can_ask=True,
-            is_raised=False,
-            make_origin=lambda: Origin(order.source, order.environment or describe_environment()),
-            logs_at="attach({id!r}).logs(rank)",
-        )
-
     def conclude(self) -> None:
         """Wait for the end of the run; keep its ending and output. Stop the run if its folder is deleted meanwhile."""
         while not self.run.wait(host_socket.LOOK_EVERY):
@@ -104,7 +102,12 @@ class HostedRun:
                 # No client could stop the run any more, and its results would have no place.
                 self._journal.text("stderr", f"{self.folder} was deleted, so the run is stopped\n")
                 self.run.stop()
-        self._keep_ending()
+        outcome = self.run.outcome
+        assert outcome is not None
+        try:
+            write_ending(self.folder, outcome, self.run.last_line)
+        except OSError as error:
+            self._journal.text("stderr", f"the results could not be kept in {self.folder}: {error.strerror}\n")
         self._journal.finish()
         write_output(self.folder, self._journal.news(0, 0.0))
 
@@ -132,14 +135,6 @@ class HostedRun:
             self.run.save()
             is_saved = True
         self.run.stop(wait=False, after_step=is_saved)
-
-    def _keep_ending(self) -> None:
-        outcome = self.run.outcome
-        assert outcome is not None
-        try:
-            write_ending(self.folder, outcome, self.run.last_line)
-        except OSError as error:
-            self._journal.text("stderr", f"the results could not be kept in {self.folder}: {error.strerror}\n")
 
     def _find(self, name: str) -> Callable[..., object]:
         if name == "take_results":

@@ -15,12 +15,7 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeVar
 
-from notebook_launcher.history.schema import (
-    MetricPoint,
-    PhaseSpan,
-    RankUsage,
-    RunSnapshot,
-)
+from notebook_launcher.history.schema import MetricPoint, PhaseSpan, RankUsage, RunSnapshot
 from notebook_launcher.wording import one_line
 
 MAX_SAVED_SPANS = 4096
@@ -189,7 +184,8 @@ def _converter(hint: Any) -> Callable[[Any], Any]:
         (some,) = (_converter(each) for each in inner if each is not types.NoneType)
         return lambda value: None if value is None else some(value)
     if origin is Mapping:
-        return functools.partial(_mapping, KEYS[inner[0]], _converter(inner[1]))
+        key, item = KEYS[inner[0]], _converter(inner[1])
+        return lambda value: {key(k): item(v) for k, v in _checked(value, isinstance(value, Mapping)).items()}
     if origin is tuple:
         items = [_converter(each) for each in inner if each is not ...]
         return functools.partial(_tuple, items[0]) if inner[-1] is ... else functools.partial(_pair, items)
@@ -198,10 +194,6 @@ def _converter(hint: Any) -> Callable[[Any], Any]:
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         return functools.partial(decode_record, hint)
     return PLAIN[hint]
-
-
-def _mapping(key: Callable[[str], Any], item: Callable[[Any], Any], value: Any) -> dict[Any, Any]:
-    return {key(name): item(each) for name, each in _checked(value, isinstance(value, Mapping)).items()}
 
 
 def _tuple(item: Callable[[Any], Any], value: Any) -> tuple[Any, ...]:

@@ -23,7 +23,6 @@ from notebook_launcher.travel.unpicklable import Part, find_unpicklable, largest
 from notebook_launcher.wording import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    import pickle
     from collections.abc import Callable, Iterable, Iterator
 
     from notebook_launcher.messaging.channel import AnonymousFile
@@ -210,21 +209,17 @@ def unpack_call(
         namespace.unpack_definitions(unpickler.load())
         with namespace.noting_names_of(step):
             run_step(step)
-    _replace(replacer or Replacer(), unpickler, parcel.notes)
+    replacer = replacer or Replacer()
+    places = [replacements.Place(*place) for place in unpickler.load()]
+    replacer.put_back(except_for=places)
+    values = unpickler.load()
+    if places:
+        _import_for_effect(parcel.notes.modules)  # Now, as in the kernel: what they import by value is the original.
+        replacer.replace(Replacement(place, *value) for place, value in zip(places, values, strict=True))
     call = FunctionCall(*unpickler.load())
     namespace.unpack_definitions(unpickler.load())
     _import_for_effect(unpickler.load())
     return call, namespace.overwritten_since(before)
-
-
-def _replace(replacer: Replacer, unpickler: pickle.Unpickler, notes: Notes) -> None:
-    places = [replacements.Place(*place) for place in unpickler.load()]
-    replacer.put_back(except_for=places)
-    values = unpickler.load()
-    if not places:
-        return
-    _import_for_effect(notes.modules)  # Now, as in the kernel, so that what they import by value is the original.
-    replacer.replace(Replacement(place, *value) for place, value in zip(places, values, strict=True))
 
 
 def _import_for_effect(names: Iterable[str]) -> None:

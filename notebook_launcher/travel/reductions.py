@@ -74,15 +74,6 @@ def mend_class(cls: type, reduced: Any) -> None:
         namespace["__slots__"] = attributes.pop("__slots__")
 
 
-def _reduce_cached_property(obj: functools.cached_property[Any]) -> tuple[Any, ...]:
-    # Before Python 3.12 it holds a lock.
-    return functools.cached_property, (obj.func,), {"attrname": obj.attrname, "__doc__": obj.__doc__}
-
-
-def _reduce_weak_dict(obj: Any) -> tuple[Any, ...]:
-    return type(obj), (dict(obj),)
-
-
 def _reduce_method(method: types.MethodType) -> tuple[Any, ...] | None:
     # In a kernel `input` and `getpass` are methods of the kernel; a rank has its own versions, which ask the cell.
     if method == builtins.input:
@@ -90,10 +81,6 @@ def _reduce_method(method: types.MethodType) -> tuple[Any, ...] | None:
     if "getpass" in sys.modules and method == sys.modules["getpass"].getpass:
         return getattr, (sys.modules["getpass"], "getpass")
     return None
-
-
-def _reduce_new_type(obj: Any) -> tuple[Any, ...] | None:
-    return None if _is_found(obj) else (_new_type, (obj.__name__, obj.__supertype__, obj.__module__))
 
 
 def _reduce_parameters(obj: Any) -> tuple[Any, ...] | None:
@@ -113,12 +100,15 @@ def _reduce_capsule(obj: Any) -> tuple[Any, ...] | None:
 
 
 _REDUCTIONS: dict[type, Callable[[Any], tuple[Any, ...] | None]] = {
-    functools.cached_property: _reduce_cached_property,
-    weakref.WeakKeyDictionary: _reduce_weak_dict,
-    weakref.WeakValueDictionary: _reduce_weak_dict,
+    # Before Python 3.12 it holds a lock.
+    functools.cached_property: lambda obj: (type(obj), (obj.func,), {"attrname": obj.attrname, "__doc__": obj.__doc__}),
+    weakref.WeakKeyDictionary: lambda obj: (type(obj), (dict(obj),)),
+    weakref.WeakValueDictionary: lambda obj: (type(obj), (dict(obj),)),
     types.CodeType: _reduce_code,
     types.MethodType: _reduce_method,
-    typing.NewType: _reduce_new_type,
+    typing.NewType: lambda obj: (
+        None if _is_found(obj) else (_new_type, (obj.__name__, obj.__supertype__, obj.__module__))
+    ),
     typing.ParamSpec: _reduce_parameters,
     type(socket.CAPI): _reduce_capsule,
 }
@@ -182,9 +172,11 @@ def reduce_of_torch(obj: Any, *, to_rank: bool) -> tuple[Any, ...] | None:
         return _reduce_operator(obj, to_rank=to_rank)
     if cls.__module__ == "torch._ops" and (operator := _operator_of(obj)) is not None:
         return _overloads, (operator, type(obj).__name__ == "OpOverload" and obj._overloadname)  # noqa: SLF001
-    for module, (*classes,) in SAVED.items():
+    for module, classes in SAVED.items():
         if any(isinstance(obj, getattr(sys.modules.get(module), name, ())) for name in classes):
-            return _load, (module, _saved(module, obj))
+            file = io.BytesIO()
+            sys.modules[module].save(obj, file)
+            return _load, (module, file.getvalue())
     return _reduce_parametrized(obj) or _reduce_optimizer(obj)
 
 
@@ -269,16 +261,7 @@ def _overloads(operator: Any, overload: str | bool) -> Any:  # from a reduction
     return getattr(packet, overload) if isinstance(overload, str) else packet
 
 
-# What torch saves in a format of its own
-
-
-def _saved(module: str, obj: Any) -> bytes:
-    file = io.BytesIO()
-    sys.modules[module].save(obj, file)
-    return file.getvalue()
-
-
-def _load(module: str, data: bytes) -> Any:
+def _load(module: str, data: bytes) -> Any:  # what torch saves in a format of its own
     return importlib.import_module(module).load(io.BytesIO(data))
 
 
@@ -329,31 +312,24 @@ def _reduce_optimizer(obj: Any) -> tuple[Any, ...] | None:
 
 
 def _restore(optimizer: Any, state: tuple[Any, dict[str, Any], bool]) -> None:
+    from torch.optim.lr_scheduler import LRScheduler
+    from torch.utils.hooks import RemovableHandle
+
     own, dropped, scheduled = state
     optimizer.__setstate__(own)
     vars(optimizer).update(dropped)
-    _reserve([number for hooks in dropped.values() if isinstance(hooks, dict) for number in hooks])
-    if scheduled:
-        _mark_as_scheduled(optimizer)
-
-
-def _reserve(numbers: list[int]) -> None:
-    """Give later hooks other numbers than these: a hook with one of these numbers would replace an earlier hook."""
-    from torch.utils.hooks import RemovableHandle
-
+    # A later hook with the number of one of these would replace it.
+    numbers = [number for hooks in dropped.values() if isinstance(hooks, dict) for number in hooks]
     RemovableHandle.next_id = max([RemovableHandle.next_id, *(number + 1 for number in numbers)])
+    if scheduled:
 
+        class Mark(LRScheduler):
+            """A scheduler that replaces `step` of its optimizer, and leaves learning rates alone."""
 
-def _mark_as_scheduled(optimizer: Any) -> None:
-    from torch.optim.lr_scheduler import LRScheduler
+            def _initial_step(self) -> None:
+                pass
 
-    class Mark(LRScheduler):
-        """A scheduler that replaces `step` of its optimizer, and leaves learning rates alone."""
-
-        def _initial_step(self) -> None:
-            pass
-
-    Mark(optimizer)
+        Mark(optimizer)
 
 
 # --------------------------------------------------------------------------------------------------------------------

@@ -67,10 +67,6 @@ def _others(present: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str
     return {name: present[name] for name, default in defaults.items() if name in present and present[name] != default}
 
 
-def _set_numpy_printing(numpy: Any, new: dict[str, Any], old: dict[str, Any]) -> None:
-    numpy.set_printoptions(**{**{name: NUMPY_PRINTING[name] for name in old}, **new})
-
-
 OF_THE_BACKEND = frozenset({"backend", "backend_fallback", "interactive", "toolbar", "webagg.port", "tk.window_focus"})
 """Entries of matplotlib's rcParams that belong to the process and its display."""
 
@@ -189,7 +185,10 @@ SETTINGS: dict[str, Setting] = {
     ),
     "print_options": Setting("torch", (4, 1000, 3, 80, None), _torch_print_options, _set_torch_print_options),
     "numpy_print_options": Setting(
-        "numpy", {}, lambda numpy: _others(numpy.get_printoptions(), NUMPY_PRINTING), _set_numpy_printing
+        "numpy",
+        {},
+        lambda numpy: _others(numpy.get_printoptions(), NUMPY_PRINTING),
+        lambda numpy, new, old: numpy.set_printoptions(**{**{name: NUMPY_PRINTING[name] for name in old}, **new}),
     ),
     "numpy_errors": Setting(
         "numpy",

@@ -143,7 +143,8 @@ def find_unpicklable(roots: list[Part], make_pickler: MakePickler) -> Unpicklabl
 
 def largest_parts(roots: list[Part], make_pickler: MakePickler) -> str:
     """Return `the largest: `df`, a pandas.DataFrame of 3.1 GB (captured by train)`, or nothing."""
-    parts = [inner for root in roots for inner in (_parts(root) if _is_function(root.value) else [root])]
+    functions = (types.FunctionType, types.MethodType, functools.partial)
+    parts = [inner for root in roots for inner in (_parts(root) if isinstance(root.value, functions) else [root])]
     rehearsed = [(*rehearse(part.value, make_pickler), part) for part in parts]
     sizes = [(size, part) for size, error, part in rehearsed if error is None and size >= WORTH_MENTIONING]
     if not sizes:
@@ -151,10 +152,6 @@ def largest_parts(roots: list[Part], make_pickler: MakePickler) -> str:
     size, largest = max(sizes, key=lambda pair: pair[0])
     captured = f" (captured by {largest.functions[-1]})" if largest.functions else ""
     return f"the largest: `{largest.expression}`, {describe_object(largest.value)} of {format_bytes(size)}{captured}"
-
-
-def _is_function(value: object) -> bool:
-    return isinstance(value, (types.FunctionType, types.MethodType, functools.partial))
 
 
 def _parts(part: Part) -> Iterator[Part]:

@@ -10,15 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import psutil
 import pytest
 
-from notebook_launcher import (
-    CallOrderError,
-    ConfigError,
-    RunStoppedError,
-    Session,
-    attach,
-    attach_session,
-    runs,
-)
+from notebook_launcher import CallOrderError, ConfigError, RunStoppedError, Session, attach, attach_session, runs
 from notebook_launcher.command_line.program import main
 from notebook_launcher.detached import host_socket
 from notebook_launcher.detached.attached_session import AttachedSession

@@ -16,16 +16,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
-from notebook_launcher import (
-    RankFailedError,
-    ReturnValueError,
-    RunTimeoutError,
-    attach,
-    launch,
-    prewarm,
-    report,
-    runs,
-)
+from notebook_launcher import RankFailedError, ReturnValueError, RunTimeoutError, attach, launch, prewarm, report, runs
 from notebook_launcher.detached import host_socket
 from notebook_launcher.detached.requests import Ask
 from tests.detached.hosts import host_of, lives, wait_for

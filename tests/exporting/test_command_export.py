@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from notebook_launcher import runs
+from tests.support.kernels import Kernel
 from tests.support.programs import surroundings, type_command
 
 if TYPE_CHECKING:
@@ -330,7 +331,7 @@ def test_refusals_name_what_cannot_be_written_and_leave_no_file(told_by_a_progra
     assert rest[-1] == "()"
 
 
-def test_cells_of_a_notebook_are_exported(kernel, tmp_path):
+def test_cells_of_a_notebook_are_exported(tmp_path):
     define = (
         "from notebook_launcher import export\nimport codecs, colorsys, dataclasses\n"
         "codecs.register_error('mine', lambda error: ('?', error.end))\n"
@@ -341,11 +342,11 @@ def test_cells_of_a_notebook_are_exported(kernel, tmp_path):
         "    display(Point().x + EXTRA + colorsys.rgb_to_hsv() + colorsys.ONE_SIXTH)\n"
         "    display(b'a\\xff'.decode('ascii', 'mine'))\n"
     )
-    assert kernel.execute(define).error is None
-    kernel.execute("%load_ext notebook_launcher")
-    assert kernel.execute("%%everywhere\nZERO = 0\nEXTRA = ZERO").error is None
-    outcome = kernel.execute(f"export(show, {str(tmp_path / 'show.py')!r}, 1, devices='cpu')")
-    kernel.execute("%unload_ext notebook_launcher\ndel ZERO, EXTRA\ncolorsys.file.close(); del colorsys.file")
+    with Kernel() as kernel:
+        assert kernel.execute(define).error is None
+        kernel.execute("%load_ext notebook_launcher")
+        assert kernel.execute("%%everywhere\nZERO = 0\nEXTRA = ZERO").error is None
+        outcome = kernel.execute(f"export(show, {str(tmp_path / 'show.py')!r}, 1, devices='cpu')")
     assert outcome.error is None, outcome.traceback
     assert "what cells have done at colorsys.file is not written" in (outcome.result or "")
     text = (tmp_path / "show.py").read_text()

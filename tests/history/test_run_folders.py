@@ -14,15 +14,7 @@ from typing import Any
 
 import pytest
 
-from notebook_launcher import (
-    RecordedRun,
-    Session,
-    launch,
-    notebook_launch,
-    open_run,
-    report,
-    runs,
-)
+from notebook_launcher import RecordedRun, Session, launch, notebook_launch, open_run, report, runs
 from notebook_launcher.history import run_folders
 from tests.support.kernels import Kernel
 from tests.support.toy_runs import PATIENCE, make_run, speak
