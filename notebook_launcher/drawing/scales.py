@@ -196,49 +196,24 @@ def text(
     return f'<text x="{pixels(x)}" y="{pixels(y)}" fill="{fill}"{attributes}>{title}{escape(shown)}</text>'
 
 
+_MARKERS: dict[str, tuple[float, float, str, tuple[float, ...]]] = {
+    "circle": (-1.0, 0.0, "a{0} {0} 0 1 0 {1} 0a{0} {0} 0 1 0 -{1} 0z", (1.0, 2.0)),
+    "square": (-0.9, -0.9, "h{0}v{0}h-{0}z", (1.8,)),
+    "triangle": (0.0, -1.25, "l{0} {1}h-{2}z", (1.2, 2.1, 2.4)),
+    "diamond": (0.0, -1.35, "l{0} {0}l-{0} {0}l-{0} -{0}z", (1.35,)),
+    "cross": (-0.9, -0.9, "l{0} {0}m0 -{0}l-{0} {0}", (1.8,)),
+    "bar": (0.0, -1.3, "v{0}", (2.6,)),
+}
+"""The path of each marker: where it begins beside its place, its commands, and the lengths in them, in radii."""
+
+
 def marker(style: LineStyle, at: Sequence[tuple[float, float]], radius: float = 3.2) -> str:
     """Return a line's marker at each of the places, as one path."""
-    path = "".join(_SHAPES[style.marker](x, y, radius) for x, y in at)
+    right, down, commands, lengths = _MARKERS[style.marker]
+    drawn = commands.format(*(pixels(length * radius) for length in lengths))
+    path = "".join(f"M{pixels(x + right * radius)} {pixels(y + down * radius)}{drawn}" for x, y in at)
     stroke = f' stroke="{style.colour}" stroke-width="2"' if style.marker in ("cross", "bar") else ""
     return f'<path d="{path}" fill="{style.colour}"{stroke}/>' if at else ""
-
-
-def _circle(x: float, y: float, r: float) -> str:
-    d = pixels(2 * r)
-    return f"M{pixels(x - r)} {pixels(y)}a{r} {r} 0 1 0 {d} 0a{r} {r} 0 1 0 -{d} 0z"
-
-
-def _square(x: float, y: float, r: float) -> str:
-    s = pixels(1.8 * r)
-    return f"M{pixels(x - 0.9 * r)} {pixels(y - 0.9 * r)}h{s}v{s}h-{s}z"
-
-
-def _triangle(x: float, y: float, r: float) -> str:
-    return f"M{pixels(x)} {pixels(y - 1.25 * r)}l{pixels(1.2 * r)} {pixels(2.1 * r)}h-{pixels(2.4 * r)}z"
-
-
-def _diamond(x: float, y: float, r: float) -> str:
-    s = pixels(1.35 * r)
-    return f"M{pixels(x)} {pixels(y - 1.35 * r)}l{s} {s}l-{s} {s}l-{s} -{s}z"
-
-
-def _cross(x: float, y: float, r: float) -> str:
-    s, d = 0.9 * r, pixels(1.8 * r)
-    return f"M{pixels(x - s)} {pixels(y - s)}l{d} {d}m0 -{d}l-{d} {d}"
-
-
-def _bar(x: float, y: float, r: float) -> str:
-    return f"M{pixels(x)} {pixels(y - 1.3 * r)}v{pixels(2.6 * r)}"
-
-
-_SHAPES = {
-    "circle": _circle,
-    "square": _square,
-    "triangle": _triangle,
-    "diamond": _diamond,
-    "cross": _cross,
-    "bar": _bar,
-}
 
 
 # --------------------------------------------------------------------------------------------------------------------

@@ -152,7 +152,12 @@ class Feed:
         items = {name: item for name, item in self._items(snapshot).items() if item != self._sent.get(name)}
         if "run" in items and not is_due and _calm_run(items["run"]) == _calm_run(self._sent.get("run", {})):
             del items["run"]
-        ranks = [item for item in rank_items(snapshot) if self._is_new(item, self._ranks.get(item["rank"]), is_due)]
+        ranks = [
+            item
+            for item in rank_items(snapshot)
+            if item != (known := self._ranks.get(item["rank"]))
+            and (is_due or known is None or _calm_rank(item) != _calm_rank(known))
+        ]
         news: Item = {
             **items,
             "ranks": ranks,
@@ -213,10 +218,6 @@ class Feed:
             else "The kernel restarted or ended. The run has ended too. Last update shown."
             f' open_run("{snapshot.id}") shows what its folder holds.',
         }
-
-    @staticmethod
-    def _is_new(item: Item, known: Item | None, is_due: bool) -> bool:
-        return item != known and (is_due or known is None or _calm_rank(item) != _calm_rank(known))
 
 
 def _calm_run(item: Item) -> Item:

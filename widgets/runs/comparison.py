@@ -264,8 +264,10 @@ class Comparison:
 
     def as_html(self) -> str:
         """Return curves and tables as an HTML fragment without scripts and references to other files."""
-        drawing = [picture_html(self.svg(), self._words()), note_html(MEANS)] if self._metrics else []
-        return joined([self.tables_html(), *drawing])
+        if not self._metrics:
+            return self.tables_html()
+        words = f"Curves of {', '.join(one_line(name, 40) for name in self._metrics[:20])}"
+        return joined([self.tables_html(), picture_html(self.svg(), words), note_html(MEANS)])
 
     def tables_html(self) -> str:
         """Return the tables alone as an HTML fragment."""
@@ -277,9 +279,6 @@ class Comparison:
                 table_html(settings, caption="Settings that differ") if settings else "",
             ]
         )
-
-    def _words(self) -> str:
-        return f"Curves of {', '.join(one_line(name, 40) for name in self._metrics[:20])}"
 
     def _ipython_display_(self) -> None:
         from notebook_launcher.kernel.display.sink import make_sink
