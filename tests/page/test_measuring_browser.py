@@ -6,11 +6,10 @@ from typing import Any
 
 from notebook_launcher.drawing.reported import flame_svg
 from notebook_launcher.history.summaries import Flame, FlameFrame
-from tests.support.monitor_page import Tab, reset, run
+from tests.support.monitor_page import EVIL, Tab, reset, run
 
 PART = "Where the time goes"
 
-EVIL = "<img src=x onerror='window.hacked=1'>"
 FLAMES = [
     Flame(
         rank=rank,

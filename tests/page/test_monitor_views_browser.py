@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.monitor_page import curve, lines, log, open_tab, rank, reset, run, waves
+from tests.support.monitor_page import LISTENERS, curve, lines, log, open_tab, rank, reset, run, waves
 
 RECORD = """() => {
     model.traits.key = "k1";
-    cleanups.push(monitor.initialize({ model }));
+    cleanups.push(widget.initialize({ model }));
     const record = '<div id="record" data-nbl-explore="k1"><p>tables</p></div>';
     document.body.insertAdjacentHTML("beforeend", `<div id="place">${record}<p data-nbl-cover="k1">drawing</p></div>`);
 }"""
@@ -54,7 +54,7 @@ def test_view_is_closed_when_its_picture_leaves_the_page(tab):
     tab.deliver(reset())
     tab.page.evaluate("document.querySelector('#place').remove()")
     tab.settle()
-    assert tab.page.evaluate("[...model.calls.values()].flat().length") == 3  # Those of the first view alone.
+    assert tab.page.evaluate(LISTENERS) == 3  # Those of the first view alone.
 
 
 @pytest.mark.parametrize("way", ["throws", "rejects"])

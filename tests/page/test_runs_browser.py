@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,6 +13,7 @@ from notebook_launcher.widgets.assets import STATIC, join_modules
 from notebook_launcher.widgets.runs.comparison import ComparedRun, Comparison
 from notebook_launcher.widgets.runs.comparison_view import ComparisonPage, ComparisonView
 from tests.support.made_up_run import Reader
+from tests.support.monitor_page import LISTENERS, SETTLE, load
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,33 +21,6 @@ if TYPE_CHECKING:
     from playwright.sync_api import Page
 
 EVIL = "<img src=x onerror='window.hacked=1'>"
-HARNESS = """
-<!doctype html><meta charset="utf-8"><style>%(css)s</style><body><div id="root"></div>
-<script type="module">
-const url = URL.createObjectURL(new Blob([%(module)s], { type: "text/javascript" }));
-const widget = (await import(url)).default;
-const calls = new Map();
-window.model = {
-  sent: [], traits: %(traits)s,
-  get(name) { return this.traits[name]; },
-  on(name, call) { calls.set(name, call); },
-  off(name) { calls.delete(name); },
-  send(message) { this.sent.push(message); },
-  fire(message) { calls.get("msg:custom")(message); },
-  change(name, value) { this.traits[name] = value; calls.get(`change:${name}`)(); },
-};
-window.cleanUp = widget.render({ model, el: document.getElementById("root") });
-window.listening = () => calls.size;
-</script>
-"""
-FRAMES = "async () => { for (let at = 0; at < 4; at += 1) await new Promise(requestAnimationFrame); }"
-
-
-def show(window: Page, css: str, script: str, traits: dict[str, Any]) -> None:
-    """Show a widget with a model of these traits."""
-    parts = {"css": css, "module": json.dumps(script), "traits": json.dumps(traits)}
-    window.goto("about:blank")
-    window.set_content(HARNESS % {name: part.replace("</", "<\\/") for name, part in parts.items()})
 
 
 def row(number: int, name: str = "", notes: str = "") -> dict[str, Any]:
@@ -74,12 +47,12 @@ def page(window: Page) -> Iterator[Page]:
     rows = [row(number) for number in range(4)] + [row(4, notes=EVIL, name="best")]
     known = columns("name", "tags", "when", "time", "notes")
     traits = {"rows": rows, "columns": known, "caption": "5 runs in /runs", "answer": "", "compared": ""}
-    show(window, (STATIC / "runs.css").read_text(encoding="utf-8"), join_modules(STATIC / "runs.js"), traits)
-    window.wait_for_function("window.listening?.() === 5")
+    load(window, (STATIC / "runs.css").read_text(encoding="utf-8"), join_modules(STATIC / "runs.js"), traits)
+    assert window.evaluate(LISTENERS) == 5
     yield window
     assert window.evaluate("window.hacked") is None
-    window.evaluate("window.cleanUp()")
-    assert window.evaluate("[window.listening(), document.querySelectorAll('.nbr-runs').length]") == [0, 0]
+    window.evaluate("cleanups.pop()()")
+    assert (window.evaluate(LISTENERS), window.locator(".nbr-runs").count()) == (0, 0)
 
 
 def names(page: Page) -> list[str]:
@@ -170,16 +143,15 @@ def test_runs_are_lines_of_live_plots_with_their_last_values(window: Page, compa
     view = ComparisonView(comparison)
     sent: list[Any] = []
     answers = ComparisonPage(comparison, sent.append)
-    show(window, view._css, view._esm, {"tables": view.tables})
-    window.wait_for_function("window.model?.sent.length")
+    load(window, view._css, view._esm, {"tables": view.tables})
 
     def answer() -> None:
         for asked in window.evaluate("model.sent.splice(0)"):
             answers.receive(asked)
         for message in sent:
-            window.evaluate("message => model.fire(message)", message)
+            window.evaluate("message => model.fire('msg:custom', message)", message)
         sent.clear()
-        window.evaluate(FRAMES)
+        window.evaluate(SETTLE)
 
     answer()
     assert window.locator(".nbl-plot-name").all_inner_texts() == ["loss", "acc"]
@@ -212,6 +184,6 @@ def test_runs_are_lines_of_live_plots_with_their_last_values(window: Page, compa
     assert {before - after for before, after in itertools.pairwise(steps)} == {0, 1}
     assert window.get_by_text("A: 2e-4 at step 4,999").is_visible()
     assert window.evaluate("window.hacked") is None
-    window.evaluate("window.cleanUp()")
+    window.evaluate("cleanups.pop()()")
     assert window.locator(".nbl-monitor").count() == 0
     view.close()

@@ -12,7 +12,7 @@ import torch
 from notebook_launcher import Accelerator, launch, tunable
 from notebook_launcher.widgets.monitor.feed import Feed, setting_item
 from notebook_launcher.widgets.monitor.monitor import PageRequests
-from tests.support.monitor_page import PLOT, Tab, curve, rank, reset, run
+from tests.support.monitor_page import EVIL, PLOT, Tab, curve, rank, reset, run
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 PART = "Settings"
 
-EVIL = "<img src=x onerror='window.hacked=1'>"
 SETTINGS = [
     setting_item("lr", "0.1", "positive"),
     setting_item("max_grad_norm", "none", "optional"),

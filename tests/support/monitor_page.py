@@ -30,7 +30,7 @@ PLOT = ".nbl-plot-canvas canvas"
 TIMELINE = "[aria-label^='Timeline of']"
 EVIL = "<img src=x onerror='window.hacked=1'><script>window.hacked=1</script>\"'&amp;"
 
-# Stands in for a front end, and counts what the script (loaded from a blob) starts and has to end.
+# Stands in for a front end of any widget, and counts what its script (loaded from a blob) starts and has to end.
 HARNESS = """
 <!doctype html><meta charset="utf-8"><style>%(css)s</style><style>body { margin: 0 }</style>
 <script>
@@ -56,8 +56,9 @@ for (const name of ["IntersectionObserver", "ResizeObserver", "MutationObserver"
 window.makeModel = () => {
   const calls = new Map();
   return {
-    sent: [], calls, traits: { title: "train" },
+    sent: [], calls, traits: %(traits)s,
     get(name) { return this.traits[name]; }, set() {}, save_changes() {},
+    change(name, value) { this.traits[name] = value; this.fire(`change:${name}`); },
     on(name, call) { calls.set(name, [...(calls.get(name) ?? []), call]); },
     off(name, call) { calls.set(name, (calls.get(name) ?? []).filter((one) => one !== call)); },
     send(message) { if (this.isDead) throw new Error("comm is closed"); this.sent.push(message); },
@@ -67,19 +68,20 @@ window.makeModel = () => {
 </script>
 <script type="module">
 const url = URL.createObjectURL(new Blob([%(module)s], { type: "text/javascript" }));
-window.monitor = (await import(url)).default;
+window.widget = (await import(url)).default;
 URL.revokeObjectURL(url);
 window.model = makeModel();
 window.cleanups = [];
 window.mount = () => { // as JupyterLab does: first created, then added to the page
   const el = document.createElement("div");
-  cleanups.push(monitor.render({ model, el }));
+  cleanups.push(widget.render({ model, el }));
   document.body.append(el);
 };
 mount();
 </script>
 """
 
+LISTENERS = "[...model.calls.values()].flat().length"
 SETTLE = "async () => { for (let at = 0; at < 4; at += 1) await new Promise(requestAnimationFrame); }"
 
 COLUMNS = """(canvas, [color, top, bottom]) => {
@@ -94,9 +96,9 @@ COLUMNS = """(canvas, [color, top, bottom]) => {
     return [...found];
 }"""
 
-LEFT = """() => [
+LEFT = f"""() => [
     running.interval.size, running.frame.size, running.observer.size,
-    [...model.calls.values()].flat().length, document.querySelectorAll(".nbl-monitor").length,
+    {LISTENERS}, document.querySelectorAll(".nbl-monitor").length,
 ]"""
 
 
@@ -220,6 +222,14 @@ class Tab:
         return value
 
 
+def load(page: Page, css: str, script: str, traits: dict[str, Any]) -> None:
+    """Show a widget in a page, with a model of these traits."""
+    parts = {"css": css, "module": json.dumps(script), "traits": json.dumps(traits)}
+    page.goto("about:blank")
+    page.set_content(HARNESS % {name: part.replace("</", "<\\/") for name, part in parts.items()})
+    page.wait_for_function("window.cleanups?.length")
+
+
 @contextlib.contextmanager
 def open_tab(page: Page, part: str = "") -> Iterator[Tab]:
     """Show the monitor in a page, and in it a part by its title.
@@ -231,14 +241,11 @@ def open_tab(page: Page, part: str = "") -> Iterator[Tab]:
         "console": lambda message: complaints.append(message.text) if message.type == "error" else None,
         "pageerror": lambda error: complaints.append(str(error)),
     }
-    page.goto("about:blank")
     page.set_viewport_size({"width": 1000, "height": 1200})
     page.emulate_media(color_scheme="light", reduced_motion="no-preference")
     for name, listener in listeners.items():
         page.on(name, listener)
-    module = json.dumps(SCRIPT).replace("</", "<\\/")
-    page.set_content(HARNESS % {"css": STYLE, "module": module})
-    page.wait_for_function("window.model?.sent.length")
+    load(page, STYLE, SCRIPT, {"title": "train"})
     yield Tab(page, part)
     page.evaluate("cleanups.forEach((cleanup) => cleanup())")
     left = page.evaluate(LEFT)

@@ -160,30 +160,26 @@ def test_compare_accepts_ids_and_folders(runs: list[Run], folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "message"),
+    ("wrong", "options", "message"),
     [
-        ([], r"compare\(\) got no run\. Type compare\(run_a, run_b\)"),
-        ([3], r"argument 1 of compare\(\) is not a run: 3 \(int\)\. Pass what launch\(\) returned, or an id"),
-        ([[1, 2]], r"is not a run: \[1, 2\] \(list\)\. Pass the runs one by one: compare\(\*runs\)"),
-        ([train], r"is not a run: <function train .*\(function\)\. Pass the run, not the function"),
-        ([Run], r"is not a run: <class .*Run'> \(type\)\. Pass"),
+        ([], {}, r"compare\(\) got no run\. Type compare\(run_a, run_b\)"),
+        ([3], {}, r"argument 1 of compare\(\) is not a run: 3 \(int\)\. Pass what launch\(\) returned, or an id"),
+        ([[1, 2]], {}, r"is not a run: \[1, 2\] \(list\)\. Pass the runs one by one: compare\(\*runs\)"),
+        ([train], {}, r"is not a run: <function train .*\(function\)\. Pass the run, not the function"),
+        ([Run], {}, r"is not a run: <class .*Run'> \(type\)\. Pass"),
+        (0, {"metrics": "los"}, r"metrics='los': no run has reported 'los'\. Did you mean 'loss'\?"),
+        (0, {"metrics": ["loss", "zzz"]}, r"no run has reported 'zzz'\. There are: 'loss', '<b>odd</b>'\."),
+        (0, {"axis": "hours"}, r"axis='hours': there is no such axis\. Type one of 'step', 'time', 'epoch'"),
     ],
 )
-def test_compare_rejects_what_is_not_a_run(wrong: list[Any], message: str) -> None:
+def test_what_is_no_run_metric_or_axis_is_refused(runs: list[Run], wrong: Any, options: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        compare(*wrong)
+        compare(*([runs[0]] if wrong == 0 else wrong), **options)
 
 
-@pytest.mark.parametrize(
-    ("metrics", "message"),
-    [
-        ("los", r"metrics='los': no run has reported 'los'\. Did you mean 'loss'\?"),
-        (["loss", "zzz"], r"no run has reported 'zzz'\. There are: 'loss', '<b>odd</b>'\."),
-    ],
-)
-def test_unreported_metric_raises_config_error(runs: list[Run], metrics: Any, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        compare(runs[0], metrics=metrics)
+def test_axis_that_a_recorded_run_does_not_have_is_refused(runs: list[Run], folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no run has reported epochs\. Report them .*epoch=epoch"):
+        open_run(folder / runs[0].id).svg(axis="epoch")
 
 
 def test_comparison_is_drawn_by_time_and_parts_share_a_plot(runs: list[Run]) -> None:
@@ -199,13 +195,6 @@ def test_comparison_is_drawn_by_time_and_parts_share_a_plot(runs: list[Run]) -> 
     compared = [ComparedRun(run.snapshot(), each) for run, each in zip(runs, curves, strict=False)]
     words = words_of(Comparison(compared, ["train/loss", "val/loss"]).svg())
     assert {"loss", "A train", "A val", "B train", "B val"} <= set(words)
-
-
-def test_axis_that_the_runs_do_not_have_is_refused(runs: list[Run], folder: Path) -> None:
-    with pytest.raises(ConfigError, match=r"axis='hours': there is no such axis\. Type one of 'step', 'time', 'epoch'"):
-        compare(*runs, axis="hours")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"no run has reported epochs\. Report them .*epoch=epoch"):
-        open_run(folder / runs[0].id).svg(axis="epoch")
 
 
 def test_live_run_is_compared_as_it_is_now() -> None:

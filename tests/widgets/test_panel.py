@@ -36,13 +36,6 @@ def test_settings_are_saved_and_loaded(tmp_path):
     assert other.config == LaunchConfig(num_processes=1, env={"ACCELERATE_DYNAMO_BACKEND": "eager"})
 
 
-def test_repr_of_a_panel_is_short():
-    panel = ConfigPanel(train)
-    assert repr(panel) == "<ConfigPanel(train): not launched yet>"
-    assert (panel.run, panel.results, panel.stop_button.tooltip) == (None, None, "There is no run to stop.")
-    assert repr(ConfigPanel()) == "<ConfigPanel(): not launched yet>"
-
-
 def test_file_that_cannot_be_written_is_named_with_the_reason():
     panel = ConfigPanel(train)
     press(panel, type="path", key="script", value="/proc/such.py")

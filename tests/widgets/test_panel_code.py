@@ -135,13 +135,6 @@ def test_code_of_a_partial_is_a_call_of_it(names):
     assert names["panel"].code.splitlines()[-1] == "notebook_launch(panel.fn)"
 
 
-def test_four_essential_fields_come_first():
-    panel = ConfigPanel(train)
-    first = [panel.form["fields"][key]["label"] for key in panel.form["essential"]]
-    assert first == ["Processes", "Micro-batch size", "Accumulation steps", "Mixed precision"]
-    assert panel.opened == []
-
-
 def test_function_with_kwargs_takes_any_argument(names):
     def function(lr=0.1, **more):
         pass

@@ -121,14 +121,6 @@ def test_panel_takes_the_options_of_a_launch():
         ConfigPanel(train, num_proceses=2)
 
 
-def test_too_many_processes_for_the_machine_are_refused(on):
-    assert "64 at most on 2 CPU cores" in note_of(ConfigPanel(train), "num_processes")
-    on(16, 4)
-    panel = ConfigPanel(train)
-    assert "Automatic: 4, one for each GPU; 256 at most" in note_of(panel, "num_processes")
-    assert field(panel, "num_processes")["placeholder"] == "4 (automatic)"
-
-
 def test_without_a_gpu_the_devices_are_grey_with_the_reason():
     panel = ConfigPanel(train)
     shown = field(panel, "devices")
