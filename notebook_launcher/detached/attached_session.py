@@ -312,22 +312,17 @@ class AttachedDebugger:
         thread.start()
         num_interrupts = 0
         while not self._over.is_set:
-            if self._is_interrupted():
+            try:
+                with self._questions.served():
+                    self._questions.serve(AWAKE_EVERY)  # Answers the prompt, if there is one.
+                continue
+            except KeyboardInterrupt:
                 num_interrupts += 1
-                self._request("interrupt", again=num_interrupts > 1)
+            self._request("interrupt", again=num_interrupts > 1)
         thread.join()
         fault = self._request("end")
         if fault is not None:
             raise fault
-
-    def _is_interrupted(self) -> bool:
-        """Answer the prompt, if there is one; return True after an interrupt."""
-        try:
-            with self._questions.served():
-                self._questions.serve(AWAKE_EVERY)
-        except KeyboardInterrupt:
-            return True
-        return False
 
     def _follow(self) -> None:
         try:

@@ -23,17 +23,8 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-from notebook_launcher.history import run_folders
+from notebook_launcher.history import run_files, run_folders
 from notebook_launcher.history.encoding import encode, encode_snapshot
-from notebook_launcher.history.run_files import (
-    LogFile,
-    LogOrderFile,
-    MetricsFile,
-    PictureFiles,
-    append,
-    open_new,
-    replace,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -269,12 +260,12 @@ class OpenFolder:
         self._reader = reader
         self._late: Origin | None = None
         """The origin of the run until all of its files are written."""
-        self._metrics = MetricsFile(path)
+        self._metrics = run_files.MetricsFile(path)
         self._position = 0
-        self._pictures = PictureFiles(path)
+        self._pictures = run_files.PictureFiles(path)
         self._num_pictures = 0
-        self._logs = [LogFile(path, rank, num_processes) for rank in range(num_processes)]
-        self._log_order = LogOrderFile(path) if num_processes > 1 else None
+        self._logs = [run_files.LogFile(path, rank, num_processes) for rank in range(num_processes)]
+        self._log_order = run_files.LogOrderFile(path) if num_processes > 1 else None
         self._has_reserve = False
 
     @property
@@ -286,11 +277,11 @@ class OpenFolder:
     def write_origin(self, snapshot: RunSnapshot, origin: Callable[[Path], Origin] | None) -> None:
         """Write the options, and the files of the run's origin that are there at once."""
         settings = {**snapshot.config, "arguments": snapshot.arguments}
-        append(self.path / run_folders.CONFIG, encode(settings).encode("ascii"))
+        run_files.append(self.path / run_folders.CONFIG, encode(settings).encode("ascii"))
         if origin is not None:
             self._late = origin(self.path)
             for name, text in self._late.files.items():
-                append(self.path / name, text.encode("utf-8", "backslashreplace"))
+                run_files.append(self.path / name, text.encode("utf-8", "backslashreplace"))
 
     def write_late(self, *, wait: bool) -> None:
         """Write the files of the run's origin that take some time, once they are there, or with `wait` now."""
@@ -299,7 +290,8 @@ class OpenFolder:
             return
         self._late = None
         for name, text in files.items():
-            replace(self.path / name, text.encode("utf-8", "backslashreplace"), self.path / run_folders.PART)
+            data = text.encode("utf-8", "backslashreplace")
+            run_files.replace(self.path / name, data, self.path / run_folders.PART)
 
     def write_news(self) -> None:
         """Append what the ranks wrote and reported since the last call."""
@@ -323,7 +315,7 @@ class OpenFolder:
         """Replace the summary as a whole."""
         more = {"format": FORMAT, "kernel": run_folders.identify(), "metrics_left_out": self._metrics.num_left_out}
         data = encode({**encode_snapshot(snapshot), **more}).encode("ascii")
-        replace(self.path / run_folders.SUMMARY, data, self.path / run_folders.PART)
+        run_files.replace(self.path / run_folders.SUMMARY, data, self.path / run_folders.PART)
 
     def reserve_room(self, *, is_needed: bool = False) -> None:
         """Reserve room for the run's last state, if the disk has that much; idempotent.
@@ -334,7 +326,7 @@ class OpenFolder:
         if self._has_reserve:
             return
         try:
-            with open(open_new(self.path, run_folders.RESERVE), "wb") as file:
+            with open(run_files.open_new(self.path, run_folders.RESERVE), "wb") as file:
                 os.posix_fallocate(file.fileno(), 0, RESERVED)
             self._has_reserve = True
         except OSError:

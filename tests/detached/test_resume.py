@@ -90,11 +90,16 @@ def test_a_resumed_run_equals_one_that_was_never_interrupted(home: Path, tmp_pat
     assert steps[-11:] == list(range(8, 19))  # The count goes on after the checkpoint of update 7.
 
 
-def test_a_preempted_host_saves_and_stops(home: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("in_session", [False, True], ids=["run", "session"])
+def test_a_preempted_host_saves_what_it_trains_and_stops(home: Path, tmp_path: Path, in_session: bool) -> None:
     folder, gate = tmp_path / "c", tmp_path / "gate"
-    run = launch(train, 1, args=(str(folder), None, str(gate)), output="none", resume="checkpoint", detached=True)
+    options: dict[str, Any] = {"detached": True, "resume": "checkpoint", "output": "none", "monitor": False}
+    args = (str(folder), None, str(gate))
+    session = Session(1, **options) if in_session else None
+    run: Any = session.launch(train, args=args) if session else launch(train, 1, args=args, **options)
     until(lambda: run.metrics and run.metrics[-1].step == 3)
-    os.kill(host_of(run).pid, signal.SIGTERM)
+    host = host_of(run)
+    os.kill(host.pid, signal.SIGTERM)
     until(lambda: run.state == "stopping")
     gate.touch()
     with pytest.raises(RunStoppedError, match="the run was stopped before rank 0 returned"):
@@ -102,25 +107,10 @@ def test_a_preempted_host_saves_and_stops(home: Path, tmp_path: Path) -> None:
     (saved,) = (folder / "checkpoints").iterdir()
     assert run.state == "stopped"
     assert newest_of([str(saved), str(folder / "removed")]) == saved
-    assert newest_of([]) is None
-
-
-def test_a_preempted_session_saves_what_its_call_trains_and_ends(home: Path, tmp_path: Path) -> None:
-    folder, gate = tmp_path / "c", tmp_path / "gate"
-    session = Session(1, detached=True, resume="checkpoint", output="none", monitor=False)
-    call: Any = session.launch(train, args=(str(folder), None, str(gate)))
-    until(lambda: call.metrics and call.metrics[-1].step == 3)
-    host = host_of(call)
-    os.kill(host.pid, signal.SIGTERM)
-    until(lambda: call.state == "stopping")
-    gate.touch()
-    with pytest.raises(RunStoppedError, match="the run was stopped before rank 0 returned"):
-        call.result()
-    (saved,) = (folder / "checkpoints").iterdir()
-    assert newest_of([str(saved)]) == saved
     host.wait(60)
-    with pytest.raises(CallOrderError, match="closed"):
-        session.run(os.getpid)
+    if session:
+        with pytest.raises(CallOrderError, match="closed"):
+            session.run(os.getpid)
 
 
 def save_and_die(folder: str, victim: int, limit: int | None) -> tuple[int, int]:

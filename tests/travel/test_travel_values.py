@@ -315,15 +315,9 @@ def test_full_memory_is_an_error_before_it_is_full(value: Any, monkeypatch: pyte
         travel.pack_value(value)
 
 
-def test_largest_capture_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    table = np.zeros(120_000_000, dtype=np.uint8)
-    small = np.zeros(10)
-    monkeypatch.setattr(parcel, "available_memory", lambda: 0)
-    with pytest.raises(ResourceError, match=r"the largest: `table`, a numpy.ndarray of 120 MB \(captured by"):
-        travel.pack_call(travel.FunctionCall(lambda: (small, table), (), {}))
-
-
-def test_large_capture_is_announced_with_its_size_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_capture_is_announced_before_anything_starts_and_named_where_memory_is_short(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     table, small, said = np.zeros(120_000_000, dtype=np.uint8), np.zeros(10), []
     monkeypatch.setattr(travel, "ANNOUNCED_SIZE", 100_000_000)
     for value in (small, table):
@@ -331,10 +325,11 @@ def test_large_capture_is_announced_with_its_size_before_anything_starts(monkeyp
         travel.pack_call(call, start=lambda: said.append("start"), tell=said.append).close()
     first, line, last = said
     assert first == last == "start"
-    assert line.startswith(
-        "120 MB of the notebook's data travel to the ranks; the largest: `value`, a numpy.ndarray of"
-    )
+    assert line.startswith("120 MB of the notebook's data travel to the ranks; the largest: `value`, a numpy.ndarray o")
     assert "which takes 60 ms or more" in line
+    monkeypatch.setattr(parcel, "available_memory", lambda: 0)
+    with pytest.raises(ResourceError, match=r"the largest: `table`, a numpy.ndarray of 120 MB \(captured by"):
+        travel.pack_call(travel.FunctionCall(lambda: (small, table), (), {}))
 
 
 def test_systems_own_refusal_is_a_resource_error(monkeypatch: pytest.MonkeyPatch) -> None:
