@@ -132,8 +132,12 @@ def test_large_values_travel_both_ways_and_a_parcel_once_a_node(
 
     sent: list[int] = []
     for node in nodes_of(engine):
-        send = node.send_parcel
-        monkeypatch.setattr(node, "send_parcel", lambda fd, send=send: (sent.append(fd), send(fd)))
+
+        def send_and_count(fd: int, send: Callable[[int], None] = node.send_parcel) -> None:
+            sent.append(fd)
+            send(fd)
+
+        monkeypatch.setattr(node, "send_parcel", send_and_count)
     results = notebook_launch(double, 4, engine=engine, **QUIET)
     assert all(torch.equal(value, data * 2) for value in results)
     assert len(sent) == 2

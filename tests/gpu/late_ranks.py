@@ -233,7 +233,8 @@ def _files_of_nccl(hardware: Hardware) -> str:
     before = set(SHARED_MEMORY.glob("nccl-*"))
     for delay in (0.0, 0.3, 1.0, 2.0):
         run = launch(_connect, **hardware.ranks(2))
-        until(lambda run=run: len(run.metrics) >= 2, run)
+        while len(run.metrics) < 2:
+            assert not run.wait(0.01), run.exception()
         time.sleep(delay)  # NCCL makes its files while it connects the ranks.
         run.stop(at_once=True)
     left = set(SHARED_MEMORY.glob("nccl-*")) - before

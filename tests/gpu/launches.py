@@ -160,7 +160,8 @@ def _interrupt(hardware: Hardware) -> str:
     told = []
     for function in (_compute_for_long, _queue_for_long) if hardware.num_gpus else (_compute_for_long,):
         run = launch(function, **hardware.ranks(1))
-        until(lambda run=run: run.metrics, run)
+        while not run.metrics:
+            assert not run.wait(0.01), run.exception()
         time.sleep(0.5)  # By now the kernel computes.
         began = time.monotonic()
         rung = run.stop()

@@ -206,8 +206,8 @@ class _RankProcess:
             rank_process.choose_gpu(self._number, self._setup.place.local_rank(self._number))
         if call.ranks is not None and self._number not in call.ranks:
             # It takes no part, except that a new process group needs all ranks.
-            for fd in fds:
-                os.close(fd)
+            for each in fds:
+                os.close(each)
             self._rendezvous.join(call.generation)
             return self._returned(call), None
         self._stage = "arrive"
