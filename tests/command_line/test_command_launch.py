@@ -189,10 +189,8 @@ def test_options_about_sharding_are_the_variables_of_accelerate(words, env):
     [
         (["--use_fsdp", "--use_deepspeed", "x.py"], "--use_fsdp and --use_deepspeed exclude each other."),
         (["--fsdp_version", "2", "x.py"], "--fsdp_version 2 has no effect without --use_fsdp: write both."),
-        (["--deepspeed_hostfile", "h", "x.py"], "--deepspeed_hostfile: it is for several machines"),
         (["--mixed_precison", "no", "x.py"], "unknown option --mixed_precison. Did you mean --mixed_precision?"),
         (["-n", "x.py"], "-n x.py: type a number."),
-        (["--nproc-per-node=0", "."], "num_processes=0 is too small; it must be 1 or more."),
         (["--devices", "a,b", "."], "--devices a,b: type indices of GPUs such as 0,1, or all, or cpu."),
         (["-n", "2", "--num_processes", "1", "."], "-n 2 and --num_processes 1 are the same option. Leave one of them"),
         (["--detached", "--no-detached", "."], "not allowed with argument --detached"),
@@ -221,7 +219,6 @@ def test_words_that_cannot_work_are_refused_before_anything_starts(words, messag
     ("words", "message"),
     [
         (["tain.py"], "/tain.py. Did you mean train.py?"),
-        (["zzz"], "/zzz. Python files there: evaluate.py, train.py."),
         (["."], "so Python cannot run it. Name a file in it, such as"),
         (["-m", "train.py"], "-m train.py: this is a file. Leave -m out, or name the module: -m train"),
         (["-m", "trian"], "or among the installed packages. Did you mean train?"),

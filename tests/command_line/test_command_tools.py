@@ -182,8 +182,6 @@ def test_words_of_runs_that_cannot_work_are_refused(some_runs, tmp_path, capsys)
         (["show", "last", "--folder", str(tmp_path / "none")], "A launch of more than a second leaves one, and"),
         (["delete"], "name the runs to delete, or choose them with --name, --tag, --state, --kind or --days."),
         (["list", "--state", "runing"], "--state runing: Did you mean running? It can be starting, running,"),
-        (["list", "--limit", "1", "--limit", "2"], "--limit 1 and --limit 2 are the same option."),
-        (["list", "--stat", "done"], "unknown option --stat. Did you mean --state?"),
         (["--state", "done"], "unknown option --state. It belongs behind a command: `notebook-launcher runs list --st"),
         (["shwo"], "there is no command 'shwo'. Did you mean show?"),
         (["show", "zzz"], "The latest is 20261121-000003-train-000003. runs(), in a terminal `notebook-launcher runs`"),
@@ -329,8 +327,6 @@ def test_class_may_be_written_with_a_dot() -> None:
         (["json:JSONDecoder"], "made a JSONDecoder, which is not a torch.nn.Module."),
         (["torch.nn:Linear"], "missing 2 required positional arguments: 'in_features' and 'out_features'"),
         (["torch.nn:Linear", "--args", "{width: 1}"], "Write JSON, with names in double quotes."),
-        (["torch.nn:Linear", "--optimizer", "adm"], "--optimizer adm: Did you mean adam or adamw? It can be adamw,"),
-        ([], "MODEL is missing: type `notebook-launcher estimate-memory [OPTIONS] MODEL`."),
         (["no/such/model"], "Nothing is downloaded"),
     ],
 )

@@ -118,12 +118,9 @@ def test_field_of_a_config_error_survives_pickling() -> None:
     assert (str(error), error.field) == ("num_processes=0 is too small", "num_processes")
 
 
-def test_options_replace_those_of_config() -> None:
+def test_options_replace_those_of_a_config_and_another_type_is_refused() -> None:
     config = LaunchConfig(num_processes=2, mixed_precision="bf16")
     assert LaunchConfig.build(config, {"num_processes": 4}) == LaunchConfig(num_processes=4, mixed_precision="bf16")
-
-
-def test_build_rejects_a_config_of_another_type() -> None:
     with pytest.raises(ConfigError, match=r"config=\{\} is a dict. Pass a LaunchConfig, or options by name"):
         LaunchConfig.build({}, {})  # type: ignore[arg-type]
 

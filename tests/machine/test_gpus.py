@@ -31,13 +31,14 @@ print(machine.why_no_gpu)
 """
 
 
-def look(library: Path, **variables: str) -> list[str]:
+def look(library: Path, program: str = LOOK, **variables: str) -> list[str]:
+    """Run a program where this library stands in for NVML; return the lines that it prints."""
     env = {**os.environ, "LD_LIBRARY_PATH": str(library), "PYTHONPATH": str(ROOT)}
     env.pop("CUDA_VISIBLE_DEVICES", None)
-    done = subprocess.run(
-        [sys.executable, "-c", LOOK], env={**env, **variables}, capture_output=True, text=True, check=True
-    )
-    return done.stdout.splitlines()
+    command = [sys.executable, "-c", program]
+    return subprocess.run(
+        command, env={**env, **variables}, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
 
 
 @needs_compiler
@@ -71,26 +72,14 @@ print(plan.environ["CUDA_VISIBLE_DEVICES"], "/", plan.found)
 @needs_compiler
 def test_one_of_several_kinds_of_cards_is_chosen_by_its_uuid(library: Path) -> None:
     """CUDA counts the fastest card first, and NVML by the slots: a number would mean another card to each."""
-    env = {**os.environ, "LD_LIBRARY_PATH": str(library), "PYTHONPATH": str(ROOT), "PRETEND_SECOND": "Faster"}
-    env.pop("CUDA_VISIBLE_DEVICES", None)
-    done = subprocess.run([sys.executable, "-c", MIXED], env=env, capture_output=True, text=True, check=True)
-    assert done.stdout == "GPU-bbbb / 1 x Faster\n"
+    assert look(library, MIXED, PRETEND_SECOND="Faster") == ["GPU-bbbb / 1 x Faster"]
 
 
 @needs_compiler
 def test_slices_of_all_partitioned_gpus_are_listed(library: Path, tmp_path: Path) -> None:
     program = "from notebook_launcher.machine import devices; print(devices.find_slices())"
-    env = {**os.environ, "LD_LIBRARY_PATH": str(library), "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True)
-    assert done.stdout == "['MIG-cccc']\n"
-    without = subprocess.run(
-        [sys.executable, "-c", program],
-        env={**env, "LD_LIBRARY_PATH": str(tmp_path), "PRETEND_CODES": "4"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert without.stdout == "[]\n"
+    assert look(library, program) == ["['MIG-cccc']"]
+    assert look(tmp_path, program, PRETEND_CODES="4") == ["[]"]
 
 
 TORCH = """

@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -20,6 +21,8 @@ from notebook_launcher.kernel.inspection.hangs import SIZES_DIFFER
 from tests.support.warm_kernels import takes_less_than
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from tests.support.kernels import Kernel
 
 
@@ -309,3 +312,33 @@ def test_crash_outside_of_python_is_where_the_main_thread_was(kernel: Kernel) ->
     assert advice.startswith("Pass check_collectives=True to have the first collective named that does not match")
     assert SIZES_DIFFER.search(output)
     assert "File " not in output
+
+
+@pytest.fixture
+def group() -> Iterator[Path]:
+    """A control group with a real memory limit, which a process may enter."""
+    root = Path("/sys/fs/cgroup")
+    version_1 = (root / "memory").is_dir()
+    group = (root / "memory" if version_1 else root) / "notebook-launcher-test"
+    try:
+        group.mkdir()
+        (group / ("memory.limit_in_bytes" if version_1 else "memory.max")).write_text(str(200 << 20))
+    except OSError as error:
+        if group.is_dir():
+            group.rmdir()
+        pytest.skip(f"no control group can be made here: {error}")
+    yield group
+    group.rmdir()
+
+
+def test_out_of_memory_kill_is_recognised(kernel: Kernel, group: Path) -> None:
+    outcome = kernel.execute(
+        "def hungry():\n"
+        "    import numpy, torch.distributed as dist\n"
+        "    if os.environ['RANK'] == '1':\n"
+        f"        open({os.fspath(group / 'cgroup.procs')!r}, 'w').write(str(os.getpid()))\n"
+        "        keep = [numpy.ones(1 << 24) for _ in range(100)]\n"
+        "    dist.barrier()\n"
+        "notebook_launch(hungry, 2)"
+    )
+    assert (outcome.error or "").startswith(KILLED + "SIGKILL(-9), out of memory: it had")

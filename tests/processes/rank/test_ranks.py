@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -12,6 +13,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 
 from notebook_launcher import Accelerator, notebook_launch
 from notebook_launcher.processes.rank.user_function import LocalModules
@@ -266,3 +268,29 @@ def test_settings_that_no_accelerator_reads_are_named(
     printed = "".join(capfd.readouterr())
     assert (words or "") in printed
     assert printed.count("had no effect") == (words is not None)
+
+
+HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+VARIABLE = "THP_MEM_ALLOC_ENABLE"
+
+
+def megabytes_in_huge_pages() -> tuple[int, str]:
+    def count() -> int:
+        found = re.search(r"AnonHugePages: +(\d+) kB", Path("/proc/self/smaps_rollup").read_text())
+        assert found
+        return int(found[1]) // 1024
+
+    before = count()
+    tensor = torch.ones(16 * 2**20)  # 64 MB
+    return count() - before + 0 * len(tensor), os.environ[VARIABLE]
+
+
+@pytest.mark.skipif(
+    not HUGE_PAGES.exists() or "[madvise]" not in HUGE_PAGES.read_text(),
+    reason="this system gives huge pages to every program or to none",
+)
+def test_large_tensors_of_ranks_lie_in_huge_pages_unless_the_user_switches_them_off() -> None:
+    for pages, variable in notebook_launch(megabytes_in_huge_pages, 2, devices="cpu"):
+        assert pages >= 56
+        assert variable == "1"
+    assert [*notebook_launch(megabytes_in_huge_pages, 2, devices="cpu", env={VARIABLE: "0"})] == [(0, "0")] * 2
