@@ -83,19 +83,15 @@ def _render_present() -> list[str]:
 
 
 def _formatted(error: BaseException, tb: TracebackType | None) -> list[str]:
-    lines = _all_lines(error, tb)
-    text = without_colours("\n".join(lines))
-    return lines if len(text) <= MAX_ERROR else bounded(text, WHOLE, MAX_ERROR).split("\n")
-
-
-def _all_lines(error: BaseException, tb: TracebackType | None) -> list[str]:
     shell = running_shell()
     if shell is None:
-        return "".join(traceback.format_exception(type(error), error, tb)).splitlines()
-    # IPython leaves out the first frame, because it is usually IPython's own.
-    if tb is None or tb.tb_next is None:
-        return list(shell.InteractiveTB.get_exception_only(type(error), error))
-    return list(shell.InteractiveTB.structured_traceback(type(error), error, tb))
+        lines = "".join(traceback.format_exception(type(error), error, tb)).splitlines()
+    elif tb is None or tb.tb_next is None:  # IPython leaves out the first frame, because it is usually IPython's own.
+        lines = list(shell.InteractiveTB.get_exception_only(type(error), error))
+    else:
+        lines = list(shell.InteractiveTB.structured_traceback(type(error), error, tb))
+    text = without_colours("\n".join(lines))
+    return lines if len(text) <= MAX_ERROR else bounded(text, WHOLE, MAX_ERROR).split("\n")
 
 
 @contextlib.contextmanager

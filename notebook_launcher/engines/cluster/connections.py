@@ -108,13 +108,13 @@ MARK = b"notebook-launcher agent "
 class Greeting:
     """One node, as its agent found it."""
 
-    host: str
-    pid: int
-    versions: dict[str, str]
-    namespace: str
-    networks: tuple[Network, ...]
-    num_cores: int
-    gpus: tuple[str, ...]
+    host: str = "?"
+    pid: int = 0
+    versions: dict[str, str] = dataclasses.field(default_factory=dict)
+    namespace: str = ""
+    networks: tuple[Network, ...] = ()
+    num_cores: int = 1
+    gpus: tuple[str, ...] = ()
 
     @classmethod
     def of_this_machine(cls) -> Greeting:
@@ -136,18 +136,11 @@ class Greeting:
 
     @classmethod
     def from_line(cls, line: bytes) -> Greeting:
-        """Return the greeting in a line that begins with `MARK`; fields that are unknown here are left out."""
+        """Return the greeting in a line that begins with `MARK`; of another version, fields may lack or be unknown."""
         found: dict[str, Any] = json.loads(line[len(MARK) :])
+        known = {field.name: found[field.name] for field in dataclasses.fields(cls) if field.name in found}
         networks = tuple(Network(**fields) for fields in found.get("networks", ()))
-        return cls(
-            host=found.get("host", "?"),
-            pid=found.get("pid", 0),
-            versions=found.get("versions", {}),
-            namespace=found.get("namespace", ""),
-            networks=networks,
-            num_cores=found.get("num_cores", 1),
-            gpus=tuple(found.get("gpus", ())),
-        )
+        return cls(**{**known, "networks": networks, "gpus": tuple(found.get("gpus", ()))})
 
 
 def versions() -> dict[str, str]:

@@ -151,7 +151,11 @@ def _nodes() -> list[dict[str, Any]]:
     """Return the living nodes in the order of their addresses: the fields of `ray_engine.NodeShare`."""
     import ray
 
-    free = _free_resources()
+    free: dict[str, dict[str, float]] = {}
+    with contextlib.suppress(ImportError, AttributeError):  # This version of Ray does not report it.
+        from ray._private.state import available_resources_per_node  # No public function reports it by node.
+
+        free = dict(available_resources_per_node())
     nodes = [
         {
             "node_id": node["NodeID"],
@@ -166,15 +170,6 @@ def _nodes() -> list[dict[str, Any]]:
         if node["Alive"]
     ]
     return sorted(nodes, key=lambda node: (node["address"], node["node_id"]))
-
-
-def _free_resources() -> dict[str, dict[str, float]]:
-    """Return what is free on each node; empty if this version of Ray does not report it."""
-    with contextlib.suppress(ImportError, AttributeError):
-        from ray._private.state import available_resources_per_node  # No public function reports it by node.
-
-        return dict(available_resources_per_node())
-    return {}
 
 
 def _is_busy(there: dict[str, float], free: dict[str, float] | None) -> bool:

@@ -153,7 +153,12 @@ def disconnect(shell: Any, send: Callable[[object], None], ask: Callable[..., st
         # Everything that ipykernel sends passes through `send`: comms, statuses, the display hook, its streams.
         kernel.session.send = _print_streams
         type(kernel)._input_request = lambda _self, prompt, *_args, password=False: ask(prompt, password=password)
-    _forget_figures()
+    # The kernel shows its figures itself.
+    if (helpers := sys.modules.get("matplotlib._pylab_helpers")) is not None:
+        helpers.Gcf.figs.clear()
+    if (backend := sys.modules.get("matplotlib_inline.backend_inline")) is not None:
+        backend.show._to_draw = []
+        backend.show._draw_called = False
 
 
 def _print_streams(_socket: Any, message: Any, content: Any = None, *_args: Any, **_options: Any) -> None:
@@ -163,12 +168,3 @@ def _print_streams(_socket: Any, message: Any, content: Any = None, *_args: Any,
     if message == "stream":
         file = sys.stderr if content["name"] == "stderr" else sys.stdout
         file.write(content["text"])
-
-
-def _forget_figures() -> None:
-    """Close the kernel's figures in this process, because the kernel shows them itself."""
-    if (helpers := sys.modules.get("matplotlib._pylab_helpers")) is not None:
-        helpers.Gcf.figs.clear()
-    if (backend := sys.modules.get("matplotlib_inline.backend_inline")) is not None:
-        backend.show._to_draw = []
-        backend.show._draw_called = False
