@@ -51,6 +51,19 @@ class Sessions:
             return [function(*args)]
         return list(self._opened[num_processes].run(function, args=args))
 
+    def error(self, num_processes: int, function: Callable[..., Any], *args: Any) -> str:
+        """Return the error that all of these ranks raise; they keep their group, since the run itself succeeds."""
+
+        def run() -> str:
+            try:
+                return f"nothing failed: {function(*args)!r}"
+            except Exception as error:
+                return f"{type(error).__name__}: {error}"
+
+        first, *others = self.run(num_processes, run)
+        assert others == [first] * len(others)
+        return str(first)
+
 
 @pytest.fixture(scope="package")
 def room_ranks() -> Iterator[Sessions]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from typing import Any
 
 import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from notebook_launcher import Accelerator, DistributedDataParallelKwargs, GradientAccumulationPlugin, GradScalerKwargs
+from notebook_launcher import Accelerator, DistributedDataParallelKwargs, GradScalerKwargs
 from tests.support.toy_training import make_data, make_model
 
 mse = torch.nn.functional.mse_loss
@@ -39,28 +40,6 @@ def weights(model):
 def assert_same(results):
     for other in results[1:]:
         torch.testing.assert_close(results[0], other, rtol=0, atol=0)
-
-
-def count_reductions(steps, batches, sync_each_batch=None):
-    """Return how many collectives each micro-batch made, as the process group itself counts them."""
-    plugin = GradientAccumulationPlugin(num_steps=steps, sync_each_batch=sync_each_batch)
-    accelerator, model, optimizer, loss = prepare(None, gradient_accumulation_plugin=plugin)
-    group: Any = torch.distributed.group.WORLD
-    counts = []
-    for _ in range(batches):
-        before = group._get_sequence_number_for_group()
-        micro_batch(accelerator, model, optimizer, loss)
-        counts.append(group._get_sequence_number_for_group() - before)
-    return counts
-
-
-@pytest.mark.parametrize(("steps", "each", "expected"), [
-    (4, None, [0, 0, 0, 1] * 2), (1, None, [1] * 8), (4, True, [1] * 8),
-])  # fmt: skip
-def test_gradients_are_reduced_once_for_each_window(ranks, steps, each, expected):
-    # The first backward of a DDP model also agrees on its buckets.
-    counts = ranks.run(2, count_reductions, steps, 16, each)[0]
-    assert counts[8:] == expected
 
 
 def test_leaf_tensors_are_synchronised(ranks):
@@ -161,8 +140,8 @@ def test_gradients_that_are_averaged_by_hand_are_used(ranks, way):
 
 @pytest.mark.parametrize("way", WAYS_TO_SET[:-1])
 def test_gradients_of_one_rank_that_are_set_by_hand_are_refused(ranks, way):
-    with pytest.raises(RuntimeError, match=r"gradients of Sequential differ between the ranks.*accelerator.reduce\("):
-        ranks.run(2, set_gradients, way, False)
+    error = ranks.error(2, set_gradients, way, False)
+    assert re.search(r"gradients of Sequential differ between the ranks.*accelerator.reduce\(", error), error
 
 
 def no_sync_around_the_forward(**options):
@@ -259,8 +238,8 @@ def test_attributes_and_methods_of_a_prepared_model_are_reached_on_any_number_of
     (leaf_by_hand, r"gradients of a leaf tensor were not synchronised.*Call accelerator.backward\(loss\)"),
 ])  # fmt: skip
 def test_misuse_that_makes_ranks_diverge_is_refused(ranks, mistake, message):
-    with pytest.raises(RuntimeError, match=message):
-        ranks.run(2, mistake)
+    error = ranks.error(2, mistake)
+    assert re.search(message, error), error
 
 
 def usually():
@@ -344,8 +323,7 @@ def test_join_uneven_inputs_lets_ranks_with_more_batches_continue_without_window
         accelerator.join_uneven_inputs([model], even_batches=False).__enter__()
 
     assert ranks.run(2, train) == [2, 1]
-    with pytest.raises(ValueError, match=r"with gradient_accumulation_steps=2: torch's Join follows .* Leave it out"):
-        ranks.run(2, join)
+    assert "with gradient_accumulation_steps=2: torch's Join follows" in ranks.error(2, join)
 
 
 @pytest.mark.parametrize("hook", ["fp16", "bf16", "power_sgd", "batched_power_sgd"])

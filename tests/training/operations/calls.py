@@ -27,15 +27,3 @@ def on_all(ranks: Sessions, function: Any, num: int = 2) -> Any:
     first, *others = ranks.run(num, function)
     assert [operations.listify(other) for other in others] == [operations.listify(first)] * len(others)
     return first
-
-
-def error_on_all(ranks: Sessions, function: Any, num: int = 2) -> str:
-    """Return the error that all ranks raise; they keep their group, since the run itself succeeds."""
-
-    def run():
-        try:
-            return f"nothing failed: {function()!r}"
-        except (TypeError, ValueError, operations.DistributedOperationException) as error:
-            return f"{type(error).__name__}: {error}"
-
-    return str(on_all(ranks, run, num))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING
 
 import pytest
@@ -42,8 +43,14 @@ def test_gather_concatenates_in_rank_order(ranks):
 
 
 DTYPES = ["bool", "uint8", "int16", "int64", "float16", "bfloat16", "float64", "complex64", "float8_e4m3fn"]
+
+
+def of_dtype(name: str, rank: int) -> torch.Tensor:
+    return torch.tensor([rank > 1, 1, 0]).to(getattr(torch, name))
+
+
 AWKWARD: dict[str, Callable[[int], torch.Tensor]] = {
-    **{name: lambda rank, name=name: torch.tensor([rank > 1, 1, 0]).to(getattr(torch, name)) for name in DTYPES},
+    **{name: functools.partial(of_dtype, name) for name in DTYPES},
     "no dimensions": lambda rank: torch.tensor(float(rank)),
     "transposed": lambda rank: torch.arange(6.0).view(2, 3).t() + rank,
     "strided": lambda rank: torch.arange(6.0)[::2] + rank,

@@ -9,7 +9,7 @@ import torch
 
 from notebook_launcher.training import operations
 from notebook_launcher.training.data.metrics import gather_for_metrics
-from tests.training.operations.calls import Record, error_on_all, on_all, this_rank
+from tests.training.operations.calls import Record, on_all, this_rank
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -140,7 +140,7 @@ REFUSED: dict[str, tuple[Callable[[int], Any], list[str]]] = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_values_that_do_not_fit_are_an_error_on_all_ranks(ranks, name):
     call, words = REFUSED[name]
-    error = error_on_all(ranks, lambda: call(this_rank()))
+    error = ranks.error(2, lambda: call(this_rank()))
     assert [each for each in words if each not in error] == [], error
 
 
@@ -148,6 +148,6 @@ def test_an_error_groups_ranks_and_shortens_lists(ranks):
     def gather():
         return operations.gather({str(at): torch.ones(1 + at, 2 if this_rank() == 1 else 3) for at in range(7)})
 
-    lines = error_on_all(ranks, gather, 3).splitlines()
+    lines = ranks.error(3, gather).splitlines()
     assert lines[1] == "  value['0']: float32 [1, 3] on ranks 0, 2, float32 [1, 2] on rank 1"
     assert lines[6] == "  and 2 more"

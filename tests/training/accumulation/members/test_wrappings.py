@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,9 +16,29 @@ from tests.support.toy_training import make_data, make_model, sessions_fixture
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-ONE_MODEL = ["prepared", "compiled", "container", "new container", "own module", ".module", "old name", "part", "none",
-             "list", "optimizer", "changing"]  # fmt: skip
-TWO_MODELS = ["both", "both contained", "both old names", "none", "one optimizer"]
+ONE_MODEL: dict[str, Callable[[Any], list[Any]]] = {
+    "prepared": lambda our: our.prepared,
+    "compiled": lambda our: [our.compiled],
+    "container": lambda our: [torch.nn.ModuleList(our.prepared)],
+    "new container": lambda our: [torch.nn.ModuleList(our.prepared)],
+    "own module": lambda our: [our.module],
+    ".module": lambda our: [getattr(our.prepared[0], "module", our.prepared[0])],
+    "old name": lambda our: our.parts,
+    "part": lambda our: [next(our.parts[0].children())],
+    "none": lambda our: [],
+    "list": lambda our: [our.prepared],
+    "optimizer": lambda our: [our.optimizer],
+    "changing": lambda our: [our.prepared, our.parts, []][our.at % 3],
+}
+TWO_MODELS: dict[str, Callable[[Any], list[Any]]] = {
+    "both": lambda our: our.prepared,
+    "both contained": lambda our: [torch.nn.ModuleDict({"left": our.prepared[0], "right": our.prepared[1]})],
+    "both old names": lambda our: our.parts,
+    "none": lambda our: [],
+    "one optimizer": lambda our: [our.optimizer],
+}
+"""By a name for what holds the models: the arguments of `accumulate`."""
+NEW_EACH_TIME = "new container", "changing"
 
 
 class Pair(torch.nn.Module):
@@ -56,42 +77,6 @@ def plain_updates(net: torch.nn.Module, options: dict[str, Any]) -> tuple[Any, A
     return optimizer, scheduler
 
 
-def targets_of(
-    wrapping: str, prepared: list[Any], parts: list[Any], holders: dict[str, Any]
-) -> Callable[[int], list[Any]]:
-    """Return the function from a micro-batch's number to the arguments of `accumulate`.
-
-    Args:
-        wrapping: One of `ONE_MODEL` or `TWO_MODELS`.
-        prepared: The prepared models.
-        parts: The same models before.
-        holders: Other objects that hold parameters: `own module`, `compiled` and `optimizer`.
-    """
-    fixed = {
-        "prepared": prepared,
-        "compiled": [holders["compiled"]],
-        "container": [torch.nn.ModuleList(prepared)],
-        "own module": [holders["own module"]],
-        ".module": [getattr(prepared[0], "module", prepared[0])],
-        "old name": parts,
-        "part": [next(parts[0].children())],
-        "none": [],
-        "list": [prepared],
-        "optimizer": [holders["optimizer"]],
-        "both": prepared,
-        "both contained": [torch.nn.ModuleDict({"left": prepared[0], "right": prepared[-1]})],
-        "both old names": parts,
-        "one optimizer": [holders["optimizer"]],
-    }
-
-    def targets(at: int) -> list[Any]:
-        if wrapping == "changing":
-            return [prepared, parts, []][at % 3]
-        return [torch.nn.ModuleList(prepared)] if wrapping == "new container" else fixed[wrapping]
-
-    return targets
-
-
 def train(models: str, wrapping: str, options: dict[str, Any]) -> list[Any]:
     """Train for an epoch in a rank; return, for each update, what was seen, the gradients and the new weights."""
     net: Any = make_model() if models == "one" else Pair(shared=models == "shared")
@@ -103,12 +88,17 @@ def train(models: str, wrapping: str, options: dict[str, Any]) -> list[Any]:
     optimizer, loader = accelerator.prepare(plain, loader)
     scheduler = scheduler and accelerator.prepare(scheduler)
     compiled = torch.compile(prepared[0], backend="eager") if wrapping == "compiled" else None
-    holders = {"own module": Own(prepared[0]), "compiled": compiled, "optimizer": optimizer}
-    targets = targets_of(wrapping, prepared, parts, holders)
-    call = holders[wrapping] if wrapping in ("own module", "compiled") else prepared[0]
+    our = types.SimpleNamespace(
+        prepared=prepared, parts=parts, optimizer=optimizer, compiled=compiled, module=Own(prepared[0]), at=0
+    )
+    targets_of = (ONE_MODEL if models == "one" else TWO_MODELS)[wrapping]
+    targets = targets_of(our)
+    call = {"own module": our.module, "compiled": compiled}.get(wrapping, prepared[0])
     updates, seen = [], []
-    for at, (inputs, wanted) in enumerate(loader):
-        with accelerator.accumulate(*targets(at)):
+    for our.at, (inputs, wanted) in enumerate(loader):
+        if wrapping in NEW_EACH_TIME:
+            targets = targets_of(our)
+        with accelerator.accumulate(*targets):
             output = call(inputs) + (prepared[1](inputs) if len(prepared) > 1 else 0)
             loss = torch.nn.functional.mse_loss(output, wanted)
             accelerator.backward(loss, weight=len(inputs) if options["weighted"] else None)
@@ -170,8 +160,8 @@ OPTIONS = st.fixed_dictionaries(
 )
 SHORT_TAIL = {"steps": 4, "num_samples": 11, "batch_size": 2, "weighted": False, "clip": True, "schedule": True}
 CASES = st.one_of(
-    st.tuples(st.just("one"), st.sampled_from(ONE_MODEL)),
-    st.tuples(st.sampled_from(["two", "shared"]), st.sampled_from(TWO_MODELS)),
+    st.tuples(st.just("one"), st.sampled_from(list(ONE_MODEL))),
+    st.tuples(st.sampled_from(["two", "shared"]), st.sampled_from(list(TWO_MODELS))),
 )
 
 
