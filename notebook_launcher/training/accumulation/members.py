@@ -407,8 +407,8 @@ def reduce_leaves(leaves: Sequence[LeafTensor]) -> bool:
     groups: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
     for leaf in leaves:
         tensor = leaf.tensor
-        leaf.was_reduced = leaf.syncs
-        if not leaf.syncs:
+        leaf.is_synced = leaf.reduces_next
+        if not leaf.reduces_next:
             continue
         if tensor.grad is None:
             tensor.grad = torch.zeros_like(tensor)
@@ -425,13 +425,9 @@ def _average(grads: list[torch.Tensor]) -> None:
         flat = flat.to(collective_device(flat.device))  # NCCL reduces no tensors on the CPU.
     dist.all_reduce(flat)
     flat.div_(dist.get_world_size())
-    if len(grads) == 1:
-        grads[0].copy_(flat)
-        return
-    at = 0
-    for grad in grads:
-        grad.copy_(flat[at : at + grad.numel()].view_as(grad))
-        at += grad.numel()
+    parts = torch.split(flat, [grad.numel() for grad in grads]) if len(grads) > 1 else (flat,)
+    for grad, part in zip(grads, parts, strict=True):
+        grad.copy_(part.view_as(grad))
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -758,13 +754,13 @@ class LeafTensor(Member):
     """A tensor that is trained by itself, not as a module's parameter."""
 
     switch_off = SwitchOff.ALWAYS
+    reduces_next = True
+    """The switch: False if a micro-batch keeps the gradient on its rank."""
+    is_synced = False
+    """True after a backward whose gradient was averaged over the ranks."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor = tensor
-        self.syncs = True
-        """The switch: False if a micro-batch keeps the gradient on its rank."""
-        self.was_reduced = False
-        """True after a backward whose gradient was averaged over the ranks."""
 
     def parameters(self) -> Iterator[torch.Tensor]:
         """Yield the tensor."""
@@ -777,22 +773,12 @@ class LeafTensor(Member):
 
     def set_sync(self, on: bool) -> bool:  # a switch
         """Set the switch, which is read after the backward."""
-        before, self.syncs = self.syncs, on
+        before, self.reduces_next = self.reduces_next, on
         return before
-
-    @property
-    def reduces_next(self) -> bool:
-        """The switch."""
-        return self.syncs
-
-    @property
-    def is_synced(self) -> bool:
-        """True after a backward that averaged the gradient over the ranks."""
-        return self.was_reduced
 
     def clear_synced(self) -> None:
         """Forget the reduction."""
-        self.was_reduced = False
+        self.is_synced = False
 
     def describe(self) -> str:
         """Return "a leaf tensor"."""

@@ -173,8 +173,11 @@ class Updates:
         gathers = current is not None and current.num_gathered and not ends
         if gathers and (id(prepared), id(current)) in self.members.looked_up.covered:
             return False
-        if block is not None and not (block.window.num_gathered or block.window.has_stepped):
-            self._check_clearing(block)
+        if current is not None and block is not None and not (current.num_gathered or current.has_stepped):
+            # A backward of torch's own is noted before a `zero_grad()` inside a window, which then keeps the gradients.
+            is_unknown = current.gradients.was_clear and not current.gradients.has_foreign
+            if current.full_size > 1 and is_unknown and have_gradients(block.probes):
+                self._note_foreign(current)
         lookup = self.members.owned_by(prepared.optimizer)
         owned, shared = lookup.members, lookup.shared
         if self._are_gathered(owned, block if ends else None):
@@ -213,7 +216,8 @@ class Updates:
         if self._clips_now():
             parameters = self._all_corrected(self.present(given_parameters(parameters)))
             self.scaling.unscale(self.optimizers)
-            clip_value_(parameters, clip_value)
+            for group in filter(None, _by_mesh(parameters).values()):  # Without gradients, torch's function fails.
+                torch.nn.utils.clip_grad_value_(group, clip_value)
 
     def _clips_now(self) -> bool:
         """Return True where a window ends; by Accelerate's rules also inside a window."""
@@ -283,13 +287,6 @@ class Updates:
             )
         lacks_backward = closure is None and window.full_size > 1 and block.num_backwards == 0
         if lacks_backward and window.gradients.has_unnoted(block.members):
-            self._note_foreign(window)
-
-    def _check_clearing(self, block: MicroBatchBlock) -> None:
-        """Note a backward of torch's own before a `zero_grad()` inside a window, which then keeps the gradients."""
-        window = block.window
-        is_unknown = window.gradients.was_clear and not window.gradients.has_foreign
-        if window.full_size > 1 and is_unknown and have_gradients(block.probes):
             self._note_foreign(window)
 
     def _note_foreign(self, window: Window) -> None:
@@ -475,12 +472,6 @@ def clip_norm_(parameters: Any, max_norm: float, norm_type: float) -> torch.Tens
     for group in groups.values():
         torch.nn.utils.clip_grads_with_norm_(group, max_norm, total)
     return total
-
-
-def clip_value_(parameters: Any, clip_value: float) -> None:
-    """Clip each element of the gradients to `[-clip_value, clip_value]`."""
-    for group in filter(None, _by_mesh(parameters).values()):  # Without gradients, torch's function fails.
-        torch.nn.utils.clip_grad_value_(group, clip_value)
 
 
 def given_parameters(given: Any) -> Iterable[torch.Tensor]:

@@ -68,9 +68,9 @@ class RankCheck:
         self._rank = rank
         self._num_processes = num_processes
         self.bulletin = Bulletin(rank, num_processes)
-        self.gradients = GradientComparison(self.bulletin, num_processes)
+        self.gradients = GradientComparison(self.bulletin)
         self.forgotten = ForgottenOptimizers(members, self.gradients)
-        self.left_out = LeftOut(gradient_state, rank, num_processes, fence)
+        self.left_out = LeftOut(gradient_state, self.bulletin, fence)
         self._fence = fence
         self._same_inputs = 0
         """Comparisons in a row at which all ranks had the same inputs."""
@@ -93,7 +93,7 @@ class RankCheck:
         due = [member for member, _ in watched if member.notes.forwards & FORWARD_SYNCED and member.notes.is_due]
         comparands = [Comparand.of_model(member.module) for member in due if member.notes.compares]
         leaves = self._members.leaves
-        if leaves and self._members.leaf_notes.is_due and any(leaf.syncs for leaf in leaves):
+        if leaves and self._members.leaf_notes.is_due and any(leaf.reduces_next for leaf in leaves):
             comparands.append(Comparand.of_leaves(self._members))
         written = [
             each
@@ -347,9 +347,8 @@ def digest(value: Any) -> int:
 class GradientComparison:
     """Compares gradients of `loss.backward()`, `torch.autograd.grad` and of the user at steps 1, 2, 4, 8 and so on."""
 
-    def __init__(self, bulletin: Bulletin, num_processes: int) -> None:
+    def __init__(self, bulletin: Bulletin) -> None:
         self._bulletin = bulletin
-        self._num_processes = num_processes
         self._num_steps: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         """By model: its steps with such gradients."""
 
@@ -360,7 +359,7 @@ class GradientComparison:
             return
         trained = [parameter for parameter in member.synchronised if is_comparable(parameter)]
         mine = fingerprint(parameter.grad for parameter in trained if parameter.grad is not None)
-        found = self._bulletin.exchange(member, f"gradients {number}", mine, range(self._num_processes))
+        found = self._bulletin.exchange(member, f"gradients {number}", mine, range(self._bulletin.num_processes))
         if len(set(found.values())) > 1:
             raise RuntimeError(
                 f"step(): the gradients of {member.describe()} differ between the ranks, so the weights "
@@ -382,12 +381,10 @@ class GradientComparison:
 class LeftOut:
     """Finds windows that lack a micro-batch on some ranks, although other ranks have used theirs."""
 
-    def __init__(self, gradient_state: GradientState, rank: int, num_processes: int, fence: UpdateFence) -> None:
+    def __init__(self, gradient_state: GradientState, bulletin: Bulletin, fence: UpdateFence) -> None:
         self._gradient_state = gradient_state
-        self._rank = rank
-        self._num_processes = num_processes
+        self._bulletin = bulletin
         self._fence = fence
-        self._bulletin = Bulletin(rank, num_processes)
         self._num_reductions = 0
         """Backwards so far that have reduced the gradients; a rank's n-th one is paired with every other rank's."""
         self._registered_in: int | None = None
@@ -423,7 +420,7 @@ class LeftOut:
             return
         self._fence.finish()  # On a GPU a peer could otherwise be about to write.
         found = self._bulletin.read(self, f"window {self._num_reductions}")
-        others = [rank for rank in range(self._num_processes) if found.get(rank) != held]
+        others = [rank for rank in range(self._bulletin.num_processes) if found.get(rank) != held]
         if not others:
             self._gradient_state.loops.left_out = None  # All ranks have left out the same.
             return
@@ -441,7 +438,7 @@ class LeftOut:
                 "micro-batch of a window reduces the gradients together with the other ranks."
             )
         raise RuntimeError(
-            f"update {self._num_reductions}: rank {self._rank} left a micro-batch out of its window, and rank"
+            f"update {self._num_reductions}: rank {self._bulletin.rank} left a micro-batch out of its window, and rank"
             f"{'s' * (len(others) > 1)} {named(others)} did not: {how} The ranks' gradients would be means over "
             f"different samples. Leave it out on all ranks, or {way_out} {SWITCH}"
         )
@@ -463,8 +460,8 @@ class Bulletin:
     """Plain data about objects that each rank has a copy of; every rank writes about its own copy."""
 
     def __init__(self, rank: int, num_processes: int) -> None:
-        self._rank = rank
-        self._num_processes = num_processes
+        self.rank = rank
+        self.num_processes = num_processes
         self._store: Any = None
         self._call_id = 0
         """The run of a session in which the names were given."""
@@ -475,7 +472,7 @@ class Bulletin:
         if not self.register(owner):
             return False
         store = self._store()
-        key = self._key(owner, topic, self._rank)
+        key = self._key(owner, topic, self.rank)
         store.set(key, json.dumps(content))
         # `set` returns before the store has it. Its answer to a question comes after.
         return bool(store.check([key]))
@@ -496,16 +493,15 @@ class Bulletin:
         if owner not in self._names:
             kind = type(owner).__name__
             # The store counts, so that several Accelerators need not know of each other.
-            number = store.add(f"{PREFIX}/{self._rank}/{self._call_id}/{kind}", 1)
+            number = store.add(f"{PREFIX}/{self.rank}/{self._call_id}/{kind}", 1)
             self._names[owner] = f"{self._call_id}/{kind} {number}"
         return True
 
     def read(self, owner: Any, topic: str, ranks: Iterable[int] | None = None) -> dict[int, Any]:
         """Return what these ranks, by default all of them, have written so far."""
         store = self._store()
-        keys = {
-            rank: self._key(owner, topic, rank) for rank in (range(self._num_processes) if ranks is None else ranks)
-        }
+        asked = range(self.num_processes) if ranks is None else ranks
+        keys = {rank: self._key(owner, topic, rank) for rank in asked}
         return {rank: json.loads(store.get(key)) for rank, key in keys.items() if store.check([key])}
 
     def exchange(self, owner: Any, topic: str, mine: Any, ranks: Iterable[int]) -> dict[int, Any]:
