@@ -68,21 +68,11 @@ def test_check_accumulation_does_without_batches_that_cannot_be_joined_but_not_w
         check(training, [], of_mean)
 
 
-def test_documented_toy_model_gives_the_documented_gradients():
-    report = verify_accumulation()
-    assert report, str(report)
-    assert len(report.rows) == 9
-    assert str(report).count("2.04000") == 3 * 9 + 1
-
-
-# `notebook-launcher verify`, and what its report says.
-
-
-def test_command_prints_the_table(capsys):
-    assert main(["verify", "--processes", "1", "2", "--steps", "4"]) == 0
+def test_documented_toy_model_gives_the_documented_gradients_as_the_command_shows(capsys):
+    assert main(["verify", "--processes", "1", "2", "4"]) == 0
     shown = capsys.readouterr().out
     assert shown.splitlines()[-1] == "every weight is 2.04000"
-    assert shown.count("2.04000") == 2 * 3 + 1
+    assert shown.count("2.04000") == 3 * 9 + 1
 
 
 def test_numbers_that_are_none_are_refused_by_name():

@@ -43,15 +43,6 @@ def test_max_grad_norm_clips_by_itself_also_what_a_closure_computes(has_closure,
     assert training.accelerator.last_grad_norm > 1e-3
 
 
-def test_schedule_advances_once_for_each_update():
-    training = Training(steps=3, num_samples=8)
-    scheduler = training.accelerator.prepare(lr_scheduler.StepLR(training.optimizer.optimizer, 1, gamma=0.5))
-    for _ in training.loader:
-        training.micro_batch(0)
-        scheduler.step()
-    assert scheduler.get_last_lr() == [0.1 * 0.5**3], "8 micro-batches are windows of 3, 3 and 2"
-
-
 class Decay:
     """A schedule by a method of an object that cannot be copied."""
 
@@ -100,28 +91,6 @@ def test_preview_gives_the_rates_to_come_and_changes_nothing(name):
     assert len(accelerator.preview(scheduler)) == (20 if name == "one cycle" else 100)
     with pytest.raises(TypeError, match=r"preview\(ReduceLROnPlateau\): its rates follow a metric"):
         accelerator.preview(lr_scheduler.ReduceLROnPlateau(plain))
-
-
-def test_overflow_skips_step_and_schedule():
-    training = Training(steps=2, mixed_precision="fp16")
-    scheduler = training.accelerator.prepare(lr_scheduler.StepLR(training.optimizer.optimizer, 1, gamma=0.5))
-    before = training.model[0].weight.clone()
-    for _ in range(2):
-        with training.accelerator.accumulate(training.model):
-            training.accelerator.backward(training.loss(0) * float("inf"))
-            training.optimizer.step()
-            scheduler.step()
-            training.optimizer.zero_grad()
-    assert training.accelerator.optimizer_step_was_skipped
-    assert training.accelerator.scaler is not None
-    assert training.accelerator.scaler.get_scale() == 32768.0
-    assert scheduler.get_last_lr() == [0.1]
-    assert torch.equal(training.model[0].weight, before)
-    for row in range(2):
-        training.micro_batch(row)
-        scheduler.step()
-    assert not training.accelerator.optimizer_step_was_skipped
-    assert scheduler.get_last_lr() == [0.05]
 
 
 def test_autocast_between_two_steps_leaves_the_second_optimizers_gradients_alone():
