@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -15,12 +15,10 @@ from notebook_launcher import (
     notebook_launch,
 )
 from notebook_launcher import FullyShardedDataParallelPlugin as Plugin
+from notebook_launcher.context import WAITING, current
+from notebook_launcher.training.process.arrivals import find_ahead
 from tests.support.toy_training import micro_batch, room_session, shards_on_cpus
 from tests.support.toy_training import whole as copies
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 pytestmark = shards_on_cpus
 
@@ -31,38 +29,11 @@ BLOCKS = "transformer_based_wrap"
 class Block(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.inner = torch.nn.Linear(WIDTH, WIDTH)
-        self.scale: torch.Tensor
+        self.inner: Any = torch.nn.Linear(WIDTH, WIDTH)
         self.register_buffer("scale", torch.ones(1), persistent=False)
 
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        outputs: torch.Tensor = inputs + self.scale * torch.tanh(self.inner(inputs))
-        return outputs
-
-
-class Net(torch.nn.Module):
-    """A stack of blocks between two layers that belong to no unit."""
-
-    _no_split_modules = ("Block",)
-
-    def __init__(self, *, norm: bool = False, tied: bool = False) -> None:
-        super().__init__()
-        self.first = torch.nn.Linear(3, WIDTH, bias=False)
-        self.norm = torch.nn.BatchNorm1d(WIDTH) if norm else torch.nn.Identity()
-        self.blocks = torch.nn.ModuleList(Block() for _ in range(3))
-        self.last: Any = torch.nn.Linear(WIDTH, 3, bias=False)
-        if tied:
-            self.last = torch.nn.Linear(WIDTH, WIDTH, bias=False)
-            blocks: Any = self.blocks
-            blocks[2].inner.weight = blocks[0].inner.weight
-            self.last.weight = blocks[1].inner.weight
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        hidden = self.norm(self.first(inputs))
-        for block in self.blocks:
-            hidden = block(hidden)
-        outputs: torch.Tensor = self.last(hidden).sum(1)
-        return outputs
+    def forward(self, inputs: torch.Tensor) -> Any:
+        return inputs + self.scale * torch.tanh(self.inner(inputs))
 
 
 class Adapted(torch.nn.Module):
@@ -74,60 +45,8 @@ class Adapted(torch.nn.Module):
         self.down = torch.nn.Linear(WIDTH, 2, bias=False)
         self.up = torch.nn.Linear(2, WIDTH, bias=False)
 
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        outputs: torch.Tensor = self.base(inputs.bfloat16()).to(inputs.dtype) + self.up(self.down(inputs))
-        return outputs
-
-
-session = room_session(2)
-
-
-def whole(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Return a model's state, gathered."""
-    state = model.state_dict()
-    return dict(zip(state, copies(state.values()), strict=True))
-
-
-def train(
-    make: Callable[[], torch.nn.Module],
-    settings: dict[str, Any],
-    *,
-    clip: float | None = None,
-    options: dict[str, Any] | None = None,
-) -> dict[str, torch.Tensor]:
-    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2, **(options or {}), **settings)
-    torch.manual_seed(0)
-    net: Any = make()
-    trained = [parameter for parameter in net.parameters() if parameter.requires_grad]
-    groups: list[dict[str, Any]] = [{"params": trained[:2], "lr": 0.05}, {"params": trained[2:]}]
-    optimizer: Any = torch.optim.AdamW(groups, lr=0.02)
-    net, optimizer = accelerator.prepare(net, optimizer)
-    for number in range(6):
-        torch.manual_seed(10 * number + accelerator.process_index)
-        inputs = torch.randn(number % 3 + 2, 3)
-        with accelerator.accumulate(net):
-            accelerator.backward((net(inputs) - inputs.sum(1)).pow(2).mean(), weight=len(inputs))
-            if clip is not None:
-                accelerator.clip_grad_norm_(net.parameters(), clip)
-                accelerator.clip_grad_value_(net.parameters(), clip / 4)
-            optimizer.step()
-            optimizer.zero_grad()
-    return whole(accelerator.unwrap_model(net, keep_torch_compile=False))
-
-
-def frozen() -> Net:
-    net = Net()
-    net.first.requires_grad_(False)
-    net.blocks.requires_grad_(False)
-    return net
-
-
-def adapted() -> Net:
-    net = Net().requires_grad_(False)
-    block: Any
-    for block in net.blocks:
-        block.inner = Adapted(block.inner)
-    return net
+    def forward(self, inputs: torch.Tensor) -> Any:
+        return self.base(inputs.bfloat16()).to(inputs.dtype) + self.up(self.down(inputs))
 
 
 class Scalar(torch.nn.Module):
@@ -141,33 +60,86 @@ class Scalar(torch.nn.Module):
         return inputs * self.value
 
 
-def scaled() -> Any:
-    net: Any = Net()
-    net.norm = Scalar(0.5)
-    for block in net.blocks:
-        block.inner = torch.nn.Sequential(block.inner, Scalar(2.0))
-    return net
+class Net(torch.nn.Module):
+    """A stack of blocks between two layers that belong to no unit; `kind` changes some of them."""
+
+    _no_split_modules = ("Block",)
+
+    def __init__(self, kind: str = "") -> None:
+        super().__init__()
+        self.first = torch.nn.Linear(3, WIDTH, bias=False)
+        self.norm: Any = torch.nn.BatchNorm1d(WIDTH) if kind == "batch norm" else torch.nn.Identity()
+        self.blocks: Any = torch.nn.ModuleList(Block() for _ in range(3))
+        self.last = torch.nn.Linear(WIDTH, WIDTH if kind == "tied" else 3, bias=False)
+        if kind == "tied":
+            self.blocks[2].inner.weight = self.blocks[0].inner.weight
+            self.last.weight = self.blocks[1].inner.weight
+        elif kind == "frozen":
+            self.first.requires_grad_(False)
+            self.blocks.requires_grad_(False)
+        elif kind == "adapted":
+            self.requires_grad_(False)
+            for block in self.blocks:
+                block.inner = Adapted(block.inner)
+        elif kind == "scalars":
+            self.norm = Scalar(0.5)
+            for block in self.blocks:
+                block.inner = torch.nn.Sequential(block.inner, Scalar(2.0))
+
+    def forward(self, inputs: torch.Tensor) -> Any:
+        hidden = self.norm(self.first(inputs))
+        for block in self.blocks:
+            hidden = block(hidden)
+        return self.last(hidden).sum(1)
 
 
-def check(
-    session: Any, make: Callable[[], torch.nn.Module], plugin: Plugin, tolerance: float = 1e-6, **how: Any
-) -> None:
-    """Compare a sharded model with a whole one, after three updates on two ranks."""
-    expected = session.run(train, args=(make, {}), kwargs=how)[0]
-    for mine in session.run(train, args=(make, {"fsdp_plugin": plugin}), kwargs=how):
-        assert list(mine) == list(expected)
-        for name, value in mine.items():
-            difference = float((value - expected[name]).abs().max())
-            assert difference <= tolerance, f"{name} differs by {difference:.1e}"
+session = room_session(2)
+
+
+def whole(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Return a model's state, gathered."""
+    state = model.state_dict()
+    return dict(zip(state, copies(state.values()), strict=True))
+
+
+def train(kind: str, clip: float | None, settings: dict[str, Any]) -> dict[str, torch.Tensor]:
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2, **settings)
+    torch.manual_seed(0)
+    net: Any = Net(kind)
+    trained = [parameter for parameter in net.parameters() if parameter.requires_grad]
+    groups: list[dict[str, Any]] = [{"params": trained[:2], "lr": 0.05}, {"params": trained[2:]}]
+    optimizer: Any = torch.optim.AdamW(groups, lr=0.02)
+    net, optimizer = accelerator.prepare(net, optimizer)
+    for number in range(6):
+        torch.manual_seed(10 * number + accelerator.process_index)
+        inputs = torch.randn(number % 3 + 2, 3)
+        with micro_batch(accelerator, optimizer, net) as backward:
+            backward((net(inputs) - inputs.sum(1)).pow(2).mean(), weight=len(inputs))
+            if clip is not None:
+                accelerator.clip_grad_norm_(net.parameters(), clip)
+                accelerator.clip_grad_value_(net.parameters(), clip / 4)
+    return whole(accelerator.unwrap_model(net, keep_torch_compile=False))
 
 
 @pytest.mark.parametrize(
-    "make",
-    [lambda: Net(norm=True), lambda: Net(tied=True), frozen, adapted, scaled],
-    ids=["batch norm", "tied", "frozen", "adapted", "scalars"],
+    ("kind", "plugin", "clip", "backend"),
+    [
+        *((kind, Plugin(), None, None) for kind in ("batch norm", "tied", "frozen", "adapted", "scalars")),
+        ("", Plugin(), 1e3, None),
+        ("", Plugin(ignored_modules=r"blocks\.1"), 0.05, None),
+        ("", Plugin(ignored_modules="first"), 0.05, None),
+        ("", Plugin(activation_checkpointing=True), None, "eager"),
+        ("", Plugin(auto_wrap_policy="size_based_wrap", min_num_params=30), None, "no"),
+    ],
 )
-def test_each_kind_of_model_trains_as_a_whole_one(session, make):
-    check(session, make, Plugin())
+def test_each_kind_of_model_and_unit_trains_and_clips_as_a_whole_one(session, kind, plugin, clip, backend):
+    settings = {"dynamo_backend": backend}
+    expected = session.run(train, args=(kind, clip, settings))[0]
+    for mine in session.run(train, args=(kind, clip, {**settings, "fsdp_plugin": plugin})):
+        assert list(mine) == list(expected)
+        for name, value in mine.items():
+            difference = float((value - expected[name]).abs().max())
+            assert difference <= 1e-6, f"{name} differs by {difference:.1e}"
 
 
 def average(options: dict[str, Any], folder: str) -> tuple[dict[str, torch.Tensor], float]:
@@ -175,7 +147,7 @@ def average(options: dict[str, Any], folder: str) -> tuple[dict[str, torch.Tenso
 
     torch.manual_seed(0)
     accelerator = Accelerator(cpu=True, **options)
-    net: Any = Net(norm=True)
+    net: Any = Net("batch norm")
     averaged: Any = AveragedModel(net, avg_fn=lambda old, new, _: old + 0.25 * (new - old), use_buffers=True)
     net, optimizer = accelerator.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
     averaged.module = accelerator.prepare(averaged.module)
@@ -202,11 +174,6 @@ def test_moving_average_of_a_sharded_model_is_that_of_a_whole_one(session, tmp_p
     torch.testing.assert_close(ranks[0][0], whole_state)
 
 
-@pytest.mark.parametrize(("ignored", "clip"), [(None, 1e3), (r"blocks\.1", 0.05), ("first", 0.05)])
-def test_clipping_is_exact_with_modules_that_stay_whole(session, ignored, clip):
-    check(session, Net, Plugin(ignored_modules=ignored), clip=clip)
-
-
 def test_clipping_by_the_largest_element_is_exact_where_a_rank_has_no_part(session):
     def clip(sharded: bool) -> tuple[float, list[float]]:
         accelerator = Accelerator(cpu=True, fsdp_plugin=Plugin() if sharded else None)
@@ -225,18 +192,6 @@ def test_clipping_by_the_largest_element_is_exact_where_a_rank_has_no_part(sessi
         for norm, weight in session.run(clip, args=(sharded,)):
             assert norm == 4.0
             assert weight == pytest.approx([1 - 0.125, 1 + 0.5, 1 - 0.25], abs=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("plugin", "backend"),
-    [
-        (Plugin(activation_checkpointing=True), "eager"),
-        (Plugin(auto_wrap_policy="size_based_wrap", min_num_params=30), "no"),
-    ],
-    ids=["checkpointed", "by size"],
-)
-def test_checkpointed_and_compiled_units_keep_names_and_numbers(session, plugin, backend):
-    check(session, Net, plugin, options={"dynamo_backend": backend})
 
 
 def test_several_models_and_an_optimizer_with_state_are_sharded(session):
@@ -272,9 +227,8 @@ class Switched(torch.nn.Module):
         super().__init__()
         self.layers = torch.nn.ModuleList(torch.nn.Linear(3, 1) for _ in range(3))
 
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        outputs: torch.Tensor = self.layers[int(inputs[0, 0])](inputs).sum(1)
-        return outputs
+    def forward(self, inputs: torch.Tensor) -> Any:
+        return self.layers[int(inputs[0, 0])](inputs).sum(1)
 
 
 @pytest.mark.parametrize(("has_switch", "sync_each_batch"), [(True, False), (False, None)])  # None in torch 2.11.
@@ -302,8 +256,7 @@ def test_ranks_that_use_different_parameters_of_a_unit_train_as_with_ddp(session
 
     expected = session.run(train, args=({},))[0]
     for mine in session.run(train, args=({"fsdp_plugin": Plugin(auto_wrap_policy="no_wrap")},)):
-        for name, value in mine.items():
-            torch.testing.assert_close(value, expected[name])
+        torch.testing.assert_close(mine, expected)
 
 
 def test_weights_on_the_meta_device_are_initialised_once_and_equal_on_all_ranks(session):
@@ -315,9 +268,8 @@ def test_weights_on_the_meta_device_are_initialised_once_and_equal_on_all_ranks(
         return whole(accelerator.prepare(net))
 
     first, second = session.run(make)
-    for name, value in first.items():
-        assert value.abs().sum() > 0
-        torch.testing.assert_close(value, second[name])
+    assert all(value.abs().sum() > 0 for value in first.values())
+    torch.testing.assert_close(first, second)
 
 
 @pytest.mark.parametrize(
@@ -339,6 +291,7 @@ def test_settings_that_do_not_fit_a_model_are_refused_by_name(session, make, plu
 
 def act_alone(act: str, peers: str) -> None:
     """Let rank 0 do what all ranks have to do, while the other trains on, or waits elsewhere."""
+    context: Any = current()
     accelerator = Accelerator(cpu=True, fsdp_plugin=Plugin())
     net: Any = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
     net, optimizer = accelerator.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
@@ -354,20 +307,10 @@ def act_alone(act: str, peers: str) -> None:
         elif number == 1 and peers == "wait":
             accelerator.wait_for_everyone()
         elif number == 1 and act not in ("evaluate", "train"):
-            wait_until_ahead(act)
+            while find_ahead([0]) != {0: act} or context.peers_in(WAITING) != [0]:
+                pass  # until rank 0 waits in it
         with micro_batch(accelerator, optimizer, net) as backward:
             backward(net(torch.ones(1, 2)).sum())
-
-
-def wait_until_ahead(call: str) -> None:
-    """Wait until rank 0 waits in a call."""
-    from notebook_launcher.context import WAITING, current
-    from notebook_launcher.training.process.arrivals import find_ahead
-
-    context = current()
-    assert context is not None
-    while find_ahead([0]) != {0: call} or context.peers_in(WAITING) != [0]:
-        pass
 
 
 @pytest.mark.parametrize(

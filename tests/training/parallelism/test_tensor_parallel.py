@@ -132,13 +132,11 @@ def test_gradient_of_any_window_is_that_of_its_samples(ranks, sizes, num_samples
 
 def train(sizes: tuple[int, int, int] | None) -> tuple[list[torch.Tensor], torch.Tensor, int]:
     """Return the weights after 4 updates, the gathered predictions, and the rows of a rank's generator."""
-    accelerator = Accelerator(
-        cpu=True, gradient_accumulation_steps=2, parallelism_config=None if sizes is None else config(sizes)
-    )
+    mesh = None if sizes is None else config(sizes)
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2, parallelism_config=mesh)
     net: Any = Net(accelerator.process_index)
-    loader: Any = DataLoader(TensorDataset(*make_data(40)), batch_size=40 // (2 * accelerator.num_processes))
-    if sizes is not None:
-        loader = DataLoader(loader.dataset, batch_size=40 // (2 * sizes[0] * sizes[1]))
+    num_readers = 4 if sizes is None else sizes[0] * sizes[1]
+    loader: Any = DataLoader(TensorDataset(*make_data(40)), batch_size=20 // num_readers)
     net, optimizer, loader = accelerator.prepare(net, torch.optim.AdamW(net.parameters(), lr=0.01), loader)
     for _ in range(2):
         fit(accelerator, net, optimizer, loader)
@@ -242,6 +240,16 @@ def test_weights_that_layers_share_stay_shared_and_styles_of_torch_are_taken(ran
     assert ranks.run(4, share) == [(True, (1, 4))] * 4
 
 
+def test_rank_has_a_number_along_each_dimension_of_the_mesh(ranks):
+    def numbers() -> tuple[int, ...]:
+        accelerator = Accelerator(cpu=True, parallelism_config=config((1, 2, 2)))
+        with accelerator.maybe_context_parallel(buffers=[], buffer_seq_dims=[]):
+            names = ("data_parallel_shard", "tensor_parallel", "data_parallel")
+        return tuple(getattr(accelerator, f"{name}_rank") for name in names)
+
+    assert ranks.run(4, numbers) == [(0, 0, 0), (0, 1, 0), (1, 0, 1), (1, 1, 1)]
+
+
 @pytest.mark.slow
 def test_model_of_transformers_brings_its_plan(ranks):
     def train(sizes: tuple[int, int, int] | None) -> list[torch.Tensor]:
@@ -250,17 +258,9 @@ def test_model_of_transformers_brings_its_plan(ranks):
         mesh = None if sizes is None else ParallelismConfig(*sizes)
         accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2, parallelism_config=mesh)
         torch.manual_seed(accelerator.process_index)
-        net: Any = LlamaForCausalLM(
-            LlamaConfig(
-                vocab_size=32,
-                hidden_size=16,
-                intermediate_size=24,
-                num_hidden_layers=2,
-                num_attention_heads=4,
-                num_key_value_heads=2,
-                tie_word_embeddings=True,
-            )
-        )
+        sizes_of_model = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
+        heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+        net: Any = LlamaForCausalLM(LlamaConfig(**sizes_of_model, **heads, tie_word_embeddings=True))
         tokens = torch.randint(0, 32, (16, 8), generator=torch.Generator().manual_seed(3))
         loader: Any = DataLoader(TensorDataset(tokens), 2 if sizes is None else 8 // (sizes[0] * sizes[1]))
         net, optimizer, loader = accelerator.prepare(net, torch.optim.AdamW(net.parameters(), lr=0.01), loader)
@@ -272,13 +272,3 @@ def test_model_of_transformers_brings_its_plan(ranks):
     expected = ranks.run(4, train, None)[0]
     for mine in ranks.run(4, train, (1, 2, 2)):
         torch.testing.assert_close(mine, expected, atol=1e-5, rtol=1e-4)
-
-
-def test_rank_has_a_number_along_each_dimension_of_the_mesh(ranks):
-    def numbers(tp_size: int) -> tuple[int, ...]:
-        accelerator = Accelerator(cpu=True, parallelism_config=ParallelismConfig(dp_shard_size=2, tp_size=tp_size))
-        with accelerator.maybe_context_parallel(buffers=[], buffer_seq_dims=[]):
-            pass
-        return accelerator.data_parallel_shard_rank, accelerator.tensor_parallel_rank, accelerator.data_parallel_rank
-
-    assert ranks.run(4, numbers, 2) == [(0, 0, 0), (0, 1, 0), (1, 0, 1), (1, 1, 1)]
