@@ -82,13 +82,6 @@ def compiler_of(values: Mapping[str, Any]) -> dict[str, Any]:
     return {} if str(found["dynamo_backend"] or "no").lower() == "no" else found
 
 
-def compiler_section(env: dict[str, str], kept: Mapping[str, Any]) -> dict[str, Any]:
-    """Take the compiler's variable out of `env`; return the section for it, with further keys of the file before."""
-    backend = env.pop(COMPILER, "no")
-    section = {**compiler_of(kept), "dynamo_backend": backend.upper()}
-    return {} if backend == "no" else {"dynamo_config": section}
-
-
 def _value(text: str) -> bool | int | str:
     if text in ("true", "false"):
         return text == "true"
@@ -234,9 +227,10 @@ def write(file: Path, options: Mapping[str, Any], *, num_processes: int, use_gpu
     secret = sorted(name for name, value in given.items() if is_secret(name, value))
     loading = sorted(given.keys() & {*LOADING})
     env = {name: value for name, value in given.items() if name not in (*secret, *loading)}
-    section = compiler_section(env, kept)
+    backend = env.pop(COMPILER, "no")
     values, extras = _values({**options, "env": env}, num_processes, use_gpu=use_gpu)
-    values |= section
+    if backend != "no":  # with further keys of the file before
+        values["dynamo_config"] = {**compiler_of(kept), "dynamo_backend": backend.upper()}
     if kept.get("distributed_type") == KIND and SWITCH in env:
         values["distributed_type"] = KIND
     replaced = ("fp16", "mixed_precision", *SECTIONS, *COMPILER_KEYS)

@@ -256,7 +256,7 @@ class Accelerator:
         optimizers, replacements = LiveOptimizers(), Replacements()
         scaler, scales = None, process.device.type != "cpu" or rules.fp16_on_cpu
         if process.mixed_precision == "fp16" and scales and settings.scaler is not None and settings.scaler.enabled:
-            scaler = precision.make_scaler(process.device, settings.scaler)
+            scaler = torch.amp.GradScaler(process.device.type, **settings.scaler.to_kwargs())
         self.rank_check = None
         """Compares the ranks' weights now and then; None with one process, and where it is switched off."""
         if settings.check_ranks and process.num_processes > 1:

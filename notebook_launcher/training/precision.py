@@ -1,4 +1,4 @@
-"""Mixed precision: a forward that computes in it and returns float32, and the gradient scaler."""
+"""Mixed precision: a forward that computes in it and returns float32."""
 
 from __future__ import annotations
 
@@ -13,9 +13,7 @@ from notebook_launcher.training.operations import convert_to_fp32
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from notebook_launcher.training.plugins import AutocastKwargs, GradScalerKwargs
-
-__all__ = ["DTYPES", "autocast", "compute_in", "forward_precision", "make_scaler", "strip_precision"]
+    from notebook_launcher.training.plugins import AutocastKwargs
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -35,6 +33,7 @@ class MixedForward:
         functools.update_wrapper(self, forward)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute the forward."""
         with torch.autocast(self.device_type, dtype=self.dtype):
             outputs = self.forward(*args, **kwargs)
         return convert_to_fp32(outputs)
@@ -66,8 +65,3 @@ def autocast(device: torch.device, precision: str, kwargs: AutocastKwargs) -> It
         return
     with torch.autocast(device.type, dtype=DTYPES[precision], cache_enabled=kwargs.cache_enabled):
         yield
-
-
-def make_scaler(device: torch.device, kwargs: GradScalerKwargs) -> torch.amp.GradScaler:
-    """Return the scaler that keeps fp16 gradients from vanishing."""
-    return torch.amp.GradScaler(device.type, **kwargs.to_kwargs())

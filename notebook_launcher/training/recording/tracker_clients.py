@@ -40,9 +40,8 @@ class Client(NamedTuple):
 class ClientTracker(GeneralTracker):
     """A tracker with the client of a service; it runs on the main process alone.
 
-    Args:
-        run_name: The project's name.
-        kwargs: Arguments of the function with which the client begins a run (`init_kwargs` of `init_trackers`).
+    It is made with the project's name, and the arguments of the function with which the client begins a run
+    (`init_kwargs` of `init_trackers`).
     """
 
     requires_logging_directory = False
@@ -150,11 +149,8 @@ def _log_run_images(t: Any, values: dict[str, Any], step: int | None, more: dict
 class WandBTracker(ClientTracker):
     """Writes to Weights & Biases; `tracker` is the `Run` that `wandb.init` returned.
 
-    `WANDB_MODE=offline` keeps the run on this machine; `wandb sync` sends it later.
-
-    Args:
-        run_name: The project.
-        kwargs: Arguments of `wandb.init`, such as `name`, `mode`, `tags`.
+    Its arguments are those of `wandb.init`, such as `name`, `mode`, `tags`. `WANDB_MODE=offline` keeps the run on this
+    machine; `wandb sync` sends it later.
     """
 
     row = Client(
@@ -171,9 +167,7 @@ class WandBTracker(ClientTracker):
 class SwanLabTracker(ClientTracker):
     """Writes to SwanLab; `tracker` is the run that `swanlab.init` returned.
 
-    Args:
-        run_name: The project.
-        kwargs: Arguments of `swanlab.init`, such as `mode="offline"` or `logdir`.
+    Its arguments are those of `swanlab.init`, such as `mode="offline"` or `logdir`.
     """
 
     row = Client("swanlab", _init_project, _update_config, _log_run, _finish_run, _log_run_images)
@@ -182,9 +176,7 @@ class SwanLabTracker(ClientTracker):
 class TrackioTracker(ClientTracker):
     """Writes to Trackio, which keeps its data on this machine; `tracker` is the run that `trackio.init` returned.
 
-    Args:
-        run_name: The project.
-        kwargs: Arguments of `trackio.init`, such as `name` or `space_id`.
+    Its arguments are those of `trackio.init`, such as `name` or `space_id`.
     """
 
     row = Client("trackio", _init_project, lambda t, values: t.run.config.update(values), _log_run, _finish_run)
@@ -225,9 +217,7 @@ def _log_comet_table(t: Any, name: str, table: dict[str, Any], step: int | None,
 class CometMLTracker(ClientTracker):
     """Writes to Comet (`comet_ml` 3.41 or newer); `tracker` is the experiment that `comet_ml.start` returned.
 
-    Args:
-        run_name: The project.
-        kwargs: Arguments of `comet_ml.start`, such as `online=False`.
+    Its arguments are those of `comet_ml.start`, such as `online=False`.
     """
 
     row = Client(
