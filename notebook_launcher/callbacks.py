@@ -12,6 +12,7 @@ This module imports neither library: an object gets the library's own class as a
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib
 import math
@@ -50,26 +51,23 @@ LIGHTNINGS = ("lightning.pytorch", "pytorch_lightning")
 """The names of one package; a program has imported one of them, or both."""
 
 
+@dataclasses.dataclass(eq=False)
 class _Clipping:
-    """Clipping by a norm that is an attribute of a trainer, or of its arguments.
+    """Clipping by a norm that is an attribute of a trainer, or of its arguments."""
 
-    Args:
-        owner: The object that has the attribute.
-        name: The attribute.
-        off: Its value for no clipping.
-    """
-
-    def __init__(self, owner: Any, name: str, off: float | None) -> None:
-        self._owner, self._name, self._off = owner, name, off
+    owner: Any
+    name: str
+    off: float | None
+    """The attribute's value for no clipping."""
 
     @property
     def max_grad_norm(self) -> float | None:
         """The norm; None: gradients are not clipped."""
-        return getattr(self._owner, self._name) or None
+        return getattr(self.owner, self.name) or None
 
     @max_grad_norm.setter
     def max_grad_norm(self, norm: float | None) -> None:
-        setattr(self._owner, self._name, self._off if norm is None else norm)
+        setattr(self.owner, self.name, self.off if norm is None else norm)
 
 
 class _TrainerSettings(Steering):

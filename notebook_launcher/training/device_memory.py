@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import gc
 import inspect
@@ -123,38 +124,32 @@ def find_executable_batch_size(
     return search_and_run
 
 
+@dataclasses.dataclass(eq=False)
 class _Search:
     """One decorated function with its current batch size."""
 
-    def __init__(
-        self,
-        function: Callable[..., Any],
-        size: int,
-        reduce_size: Callable[[], int] | None,
-        accelerator: Accelerator | None,
-    ) -> None:
-        self._function = function
-        self._size = size
-        self._reduce_size = reduce_size
-        self._accelerator = accelerator
+    function: Callable[..., Any]
+    size: int
+    reduce_size: Callable[[], int] | None
+    accelerator: Accelerator | None
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._check_call(args, kwargs)
         clear_device_cache(garbage_collection=True)
         peers = Peers() if world_size() > 1 else None
-        steps = self._accelerator.gradient_accumulation_steps if self._accelerator else 1
-        size, global_batch = self._size, self._size * steps
+        steps = self.accelerator.gradient_accumulation_steps if self.accelerator else 1
+        size, global_batch = self.size, self.size * steps
         while size > 0:
             again, result = self._attempt(peers, size, args, kwargs)
             if not again:
-                self._size = size
+                self.size = size
                 return result
             size = self._next_size(size, global_batch)
-            if self._accelerator is not None and size > 0:
-                self._accelerator.gradient_accumulation_steps = math.ceil(global_batch / size)
+            if self.accelerator is not None and size > 0:
+                self.accelerator.gradient_accumulation_steps = math.ceil(global_batch / size)
         raise RuntimeError(
             "No executable batch size found, reached zero. Not even a batch of 1 fits into the memory, "
-            f"tried from {self._size} down. Use a smaller model, or sharding."
+            f"tried from {self.size} down. Use a smaller model, or sharding."
         )
 
     def _attempt(
@@ -162,7 +157,7 @@ class _Search:
     ) -> tuple[bool, Any]:
         result, error = None, None
         try:
-            result = self._function(size, *args, **kwargs)
+            result = self.function(size, *args, **kwargs)
         except BaseException as caught:  # it is raised below, once the peers know of it
             error = caught
         try:
@@ -183,9 +178,9 @@ class _Search:
         return again, result
 
     def _next_size(self, size: int, global_batch: int) -> int:
-        if self._reduce_size is not None:
-            reduced = self._reduce_size()
-        elif self._accelerator is not None:
+        if self.reduce_size is not None:
+            reduced = self.reduce_size()
+        elif self.accelerator is not None:
             reduced = next((less for less in range(int(size * 0.9), 0, -1) if global_batch % less == 0), 0)
         else:
             reduced = int(size * 0.9)
@@ -198,10 +193,10 @@ class _Search:
         return reduced
 
     def _check_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        name = getattr(self._function, "__name__", repr(self._function))
-        signature = inspect.signature(self._function)
+        name = getattr(self.function, "__name__", repr(self.function))
+        signature = inspect.signature(self.function)
         try:
-            signature.bind(self._size, *args, **kwargs)
+            signature.bind(self.size, *args, **kwargs)
         except TypeError as error:
             wanted = ", ".join(list(signature.parameters)[1:])
             raise TypeError(
