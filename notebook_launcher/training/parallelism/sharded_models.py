@@ -10,17 +10,9 @@ import torch
 import torch.distributed as dist
 from torch.utils.weak import WeakIdKeyDictionary
 
+from notebook_launcher.training.parallelism import wrapping
 from notebook_launcher.training.parallelism.tensor_parallel import apply_plan
 from notebook_launcher.training.parallelism.unit_order import reduce_unused
-from notebook_launcher.training.parallelism.wrapping import (
-    checkpoint_units,
-    find_ignored,
-    find_units,
-    keep_in_float32,
-    merge_tied,
-    places_of,
-    return_own_tensors,
-)
 from notebook_launcher.training.precision import DTYPES
 from notebook_launcher.training.spread_tensors import is_spread
 from notebook_launcher.wording import class_name
@@ -72,18 +64,18 @@ class Sharding:
             ValueError: The model shares parameters with one that was sharded before, or a setting does not fit it.
         """
         self._check(model, ddp)
-        before = places_of(model)
+        before = wrapping.places_of(model)
         policy = self._precision_policy(str(ddp.comm_hook))
         if policy.param_dtype is not None:
-            keep_in_float32(model)
+            wrapping.keep_in_float32(model)
         if self.layout.sizes.tp_enabled:
             assert self.layout.mesh is not None
             mesh, plan = self.layout.mesh["tp"], self.layout.sizes.tp_plan
             apply_plan(model, mesh, plan, settle=lambda module: self._settle_weights([module]))
-        ignored = find_ignored(model, self.plugin)
-        units = merge_tied(model, find_units(model, self.plugin, ignored))
+        ignored = wrapping.find_ignored(model, self.plugin)
+        units = wrapping.merge_tied(model, wrapping.find_units(model, self.plugin, ignored))
         if self.plugin.activation_checkpointing:
-            units = checkpoint_units(model, units)
+            units = wrapping.checkpoint_units(model, units)
         if dynamo_backend not in (None, "no"):
             for unit in [member for group in units for member in group] or [model]:
                 unit.compile(backend=dynamo_backend)
@@ -149,7 +141,7 @@ class Sharding:
         for parameter in ignored.intersection(tensors):
             parameter.data = parameter.data.to(self.device)
         for unit in group:
-            return_own_tensors(unit)
+            wrapping.return_own_tensors(unit)
         if ignored:
             options = {**options, "ignored_params": ignored}
         fully_shard(list(group) if len(group) > 1 else group[0], **options)
