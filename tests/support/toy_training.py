@@ -90,17 +90,6 @@ def sessions_fixture(*numbers: int, set_up: Callable[[], Any] | None = None) -> 
     return opened_sessions
 
 
-def room_session(number: int) -> Any:
-    """Return a fixture: the session of so many ranks of a folder that has `room_ranks`."""
-
-    @pytest.fixture(scope="module")
-    def opened_session(room_ranks: Sessions) -> Session:
-        room_ranks.open(number)
-        return room_ranks[number]
-
-    return opened_session
-
-
 def session_fixture(number: int, set_up: Callable[[], Any] = os.getpid) -> Any:
     """Return a fixture: a session of so many ranks for all tests of a file.
 

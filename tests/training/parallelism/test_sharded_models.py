@@ -17,7 +17,7 @@ from notebook_launcher import (
 from notebook_launcher import FullyShardedDataParallelPlugin as Plugin
 from notebook_launcher.context import WAITING, current
 from notebook_launcher.training.process.arrivals import find_ahead
-from tests.support.toy_training import micro_batch, room_session, shards_on_cpus
+from tests.support.toy_training import micro_batch, session_fixture, shards_on_cpus
 from tests.support.toy_training import whole as copies
 
 pytestmark = shards_on_cpus
@@ -93,7 +93,7 @@ class Net(torch.nn.Module):
         return self.last(hidden).sum(1)
 
 
-session = room_session(2)
+session = session_fixture(2)  # Groups of failed calls stay open behind the meshes of other files.
 
 
 def whole(model: torch.nn.Module) -> dict[str, torch.Tensor]:

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from notebook_launcher import Accelerator, FullyShardedDataParallelPlugin, GradientAccumulationPlugin, notebook_launch
-from tests.support.toy_training import micro_batch, room_session, shards_on_cpus
+from tests.support.toy_training import micro_batch, sessions_fixture, shards_on_cpus
 
 pytestmark = shards_on_cpus
 
-session = room_session(2)
+ranks = sessions_fixture(2)
 
 
 class Layers(torch.nn.Module):
@@ -72,14 +72,14 @@ def test_ranks_that_run_other_layers_are_named(run, reshard, evaluates):
 
 
 @pytest.mark.parametrize("reshard", [True, False])
-def test_ranks_that_run_the_same_layers_train(session, reshard):
+def test_ranks_that_run_the_same_layers_train(ranks, reshard):
     run = [[0, 1, 2], [2, 1], [0], [1, 1, 0], *([[0, 2]] * 60)]
-    first, second = session.run(train, args=([run, run], reshard))
+    first, second = ranks[2].run(train, args=([run, run], reshard))
     assert first == second
 
 
-def test_ranks_that_compare_nothing_are_not_refused(session):
-    session.run(train, args=([[[0]], [[1]]],), kwargs={"check_ranks": False})
+def test_ranks_that_compare_nothing_are_not_refused(ranks):
+    ranks[2].run(train, args=([[[0]], [[1]]],), kwargs={"check_ranks": False})
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -129,11 +129,11 @@ def test_gradients_of_different_parameters_are_refused(used, width, num_steps):
         notebook_launch(use, 2, args=(used, width, num_steps), devices="cpu", output="none")
 
 
-def test_ranks_that_use_the_same_parameters_train(session):
+def test_ranks_that_use_the_same_parameters_train(ranks):
     for used in (["a", "b"] * 3, ["a"] * 6, ["a", "a", "ab", "ab", "b", "ab"]):
-        first, second = session.run(use, args=((used, used), 5))
+        first, second = ranks[2].run(use, args=((used, used), 5))
         assert first == second
-    first, second = session.run(use, args=((["a", "b"] * 2, ["b", "a"] * 2), 5, 2))
+    first, second = ranks[2].run(use, args=((["a", "b"] * 2, ["b", "a"] * 2), 5, 2))
     assert first == second, "equal in the window as a whole"
-    first, second = session.run(use, args=((["a"], ["b"]),), kwargs={"check_ranks": False})
+    first, second = ranks[2].run(use, args=((["a"], ["b"]),), kwargs={"check_ranks": False})
     assert first == second, "nothing is compared"
