@@ -17,7 +17,8 @@ from notebook_launcher.compat import LocalSGD
 from tests.support.toy_training import make_data, make_model, micro_batch, sessions_fixture
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
+    from pathlib import Path
 
 LIBRARIES = ("accelerate", "notebook_launcher.compat")
 
@@ -32,12 +33,27 @@ def load(library: str) -> Any:
     for home in reversed(homes):
         module = importlib.import_module(library + home)
         names.update({name: getattr(module, name) for name in dir(module) if not name.startswith("_")})
-    return types.SimpleNamespace(**names)
+    return types.SimpleNamespace(**names, __name__=library)
 
 
 def reset(names: Any) -> None:
     names.AcceleratorState._reset_state(True)
     names.GradientState._reset_state()
+
+
+def by_names(library: str, function: Callable[..., Any], *args: Any) -> Any:
+    """Run a function in a rank with a library's names, whose shared states are empty."""
+    names = load(library)
+    reset(names)
+    try:
+        return function(names, *args)
+    finally:
+        reset(names)
+
+
+def beside_accelerate(ranks: Any, num_ranks: int, function: Callable[..., Any], *args: Any) -> list[Any]:
+    """Return what the ranks return by Accelerate's names, and by ours."""
+    return [ranks.run(num_ranks, by_names, library, function, *args) for library in LIBRARIES]
 
 
 class Stream(IterableDataset[Any]):
@@ -48,11 +64,9 @@ class Stream(IterableDataset[Any]):
         return iter(self.rows)
 
 
-def train(library: str, scenario: dict[str, Any]) -> dict[str, Any]:
+def train(names: Any, scenario: dict[str, Any]) -> dict[str, Any]:
     """Train two epochs in a rank and write everything down."""
     inputs, targets = make_data(scenario.get("size", 22))
-    names = load(library)
-    reset(names)
     names.set_seed(11)
     accelerator = names.Accelerator(
         cpu=True,
@@ -97,7 +111,6 @@ def train(library: str, scenario: dict[str, Any]) -> dict[str, Any]:
             if scenario.get("gather", True):
                 gathered = accelerator.gather_for_metrics((outputs.detach(), wanted))
                 told["metrics"].append([part.flatten().tolist() for part in gathered])
-    reset(names)
     return told
 
 
@@ -132,7 +145,7 @@ SCENARIOS: dict[str, dict[str, Any]] = {
     ],
 )
 def test_training_gives_accelerates_numbers(ranks, num_ranks, scenario):
-    theirs, ours = (ranks.run(num_ranks, train, library, dict(SCENARIOS[scenario])) for library in LIBRARIES)
+    theirs, ours = beside_accelerate(ranks, num_ranks, train, SCENARIOS[scenario])
     for rank, (wanted, got) in enumerate(zip(theirs, ours, strict=True)):
         for key, value in wanted.items():
             assert got[key] == pytest.approx(value, rel=1e-6, abs=1e-7) if key == "norms" else True
@@ -153,10 +166,8 @@ def assert_close(got: Any, wanted: Any, what: str) -> None:
     )
 
 
-def save(library: str, folder: str) -> list[str]:
+def save(names: Any, folder: str) -> list[str]:
     """Write a checkpoint and a model; return the names of the files."""
-    names = load(library)
-    reset(names)
     accelerator = names.Accelerator(cpu=True)
     model = make_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -169,14 +180,11 @@ def save(library: str, folder: str) -> list[str]:
     accelerator.save_state(os.path.join(folder, "state"))
     accelerator.save_model(model, os.path.join(folder, "model"), max_shard_size=64)
     accelerator.wait_for_everyone()
-    reset(names)
     return sorted(os.path.relpath(os.path.join(at, file), folder) for at, _, files in os.walk(folder) for file in files)
 
 
-def restore(library: str, folder: str) -> Any:
+def restore(names: Any, folder: str) -> Any:
     """Load a checkpoint into another model; return its weights and the optimizer's momentum."""
-    names = load(library)
-    reset(names)
     accelerator = names.Accelerator(cpu=True)
     model = make_model(seed=5)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -185,53 +193,47 @@ def restore(library: str, folder: str) -> Any:
     accelerator.load_state(os.path.join(folder, "state"))
     inner = accelerator.unwrap_model(model)
     momentum = [state["momentum_buffer"].tolist() for state in optimizer.state_dict()["state"].values()]
-    reset(names)
     return [parameter.tolist() for parameter in inner.parameters()], momentum
 
 
 def test_both_libraries_write_the_same_files_and_read_each_others(ranks, tmp_path):
-    folders = {library: tmp_path / library for library in LIBRARIES}
-    theirs, ours = (set(ranks.run(2, save, library, str(folder))[0]) for library, folder in folders.items())
-    assert theirs <= ours
-    restored = [ranks.run(2, restore, reader, str(folder)) for reader in LIBRARIES for folder in folders.values()]
+    folders = [str(tmp_path / library) for library in LIBRARIES]
+    written = [ranks.run(2, by_names, *each)[0] for each in zip(LIBRARIES, [save, save], folders, strict=True)]
+    assert set(written[0]) <= set(written[1])
+    restored = [loaded for folder in folders for loaded in beside_accelerate(ranks, 2, restore, folder)]
     assert restored == [restored[0]] * 4
 
 
-def resume(library: str, folder: str, num_skipped: int | None) -> list[list[int]]:
+def resume(names: Any, folder: Path, num_skipped: int | None) -> list[list[int]]:
     """Save within an epoch, load, and return the samples of the next two epochs of a loop that skips batches or not."""
-    names = load(library)
-    reset(names)
     names.set_seed(3)
     accelerator = names.Accelerator(cpu=True)
     loader = accelerator.prepare(DataLoader(TensorDataset(torch.arange(12)), 2, shuffle=True))
     for number, _ in enumerate(loader):
         if number == 1:
-            accelerator.save_state(folder)
+            accelerator.save_state(folder / names.__name__)
             break
-    accelerator.load_state(folder)
+    accelerator.load_state(folder / names.__name__)
     seen: list[list[int]] = []
     for epoch in range(2):
         skips = epoch == 0 and num_skipped is not None
         active = names.skip_first_batches(loader, num_skipped) if skips else loader
         seen.append([number for (batch,) in active for number in batch.tolist()])
-    reset(names)
     return seen
 
 
 def test_loader_restarts_its_epoch_after_load_state_as_accelerates_does(ranks, tmp_path):
-    theirs, ours = (ranks.run(2, resume, library, str(tmp_path / library), None) for library in LIBRARIES)
+    theirs, ours = beside_accelerate(ranks, 2, resume, tmp_path, None)
     assert ours == theirs
     for seen in zip(*ours, strict=True):
         assert sorted(number for numbers in seen for number in numbers) == list(range(12))
-    rest, whole = ranks.run(1, resume, "notebook_launcher.compat", str(tmp_path), 2)[0]
-    first = ranks.run(1, resume, "notebook_launcher.compat", str(tmp_path), 0)[0][0]
+    rest, whole = ranks.run(1, by_names, LIBRARIES[1], resume, tmp_path / "alone", 2)[0]
+    first = ranks.run(1, by_names, LIBRARIES[1], resume, tmp_path / "alone", 0)[0][0]
     assert rest == first[4:]
     assert sorted(whole) == list(range(12))
 
 
-def drawn_after_batches_of_rank_0(library: str, num_workers: int) -> tuple[list[list[int]], list[float]]:
-    names = load(library)
-    reset(names)
+def drawn_after_batches_of_rank_0(names: Any, num_workers: int) -> tuple[list[list[int]], list[float]]:
     accelerator = names.Accelerator(cpu=True)
     torch.manual_seed(5)
     stream = DataLoader(Stream(range(8)), batch_size=2, num_workers=num_workers, persistent_workers=num_workers > 0)
@@ -245,26 +247,24 @@ def drawn_after_batches_of_rank_0(library: str, num_workers: int) -> tuple[list[
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_every_rank_draws_the_same_while_rank_0_reads(ranks, num_workers):
-    theirs, ours = (ranks.run(2, drawn_after_batches_of_rank_0, library, num_workers) for library in LIBRARIES)
+    theirs, ours = beside_accelerate(ranks, 2, drawn_after_batches_of_rank_0, num_workers)
     assert ours == theirs
     assert ours[0][1] == ours[1][1]
 
 
 def test_reduce_ignores_the_scale_and_sums_without_a_reduction(ranks):
-    def reduced(library: str) -> list[list[float]]:
-        accelerator = importlib.import_module(library).Accelerator(cpu=True)
+    def reduced(names: Any) -> list[list[float]]:
+        accelerator = names.Accelerator(cpu=True)
         mine = torch.ones(1) * (accelerator.process_index + 1)
         ways: list[dict[str, Any]] = [{"scale": 2.0}, *({"reduction": way} for way in ("none", "mean", "max", "sum"))]
-        functions = (accelerator.reduce, importlib.import_module(f"{library}.utils").reduce)
+        functions = (accelerator.reduce, names.reduce)
         return [[function(mine.clone(), **options).item() for options in ways] for function in functions]
 
-    theirs, ours = (ranks.run(2, reduced, library) for library in LIBRARIES)
+    theirs, ours = beside_accelerate(ranks, 2, reduced)
     assert ours == theirs == [[[3.0, 3.0, 1.5, 2.0, 3.0], [1.5, 3.0, 1.5, 2.0, 3.0]]] * 2
 
 
-def accumulate_with_a_loader_of_the_function(library: str) -> list[float]:
-    names = load(library)
-    reset(names)
+def accumulate_with_a_loader_of_the_function(names: Any) -> list[float]:
     accelerator = names.Accelerator(cpu=True, gradient_accumulation_steps=2)
     model = torch.nn.Linear(1, 1, bias=False)
     model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.0))
@@ -277,12 +277,11 @@ def accumulate_with_a_loader_of_the_function(library: str) -> list[float]:
                 backward(model(numbers).mean())
                 if accelerator.sync_gradients:
                     found.append(next(model.parameters()).grad.item())
-    reset(names)
     return found
 
 
 def test_windows_end_with_a_loader_that_the_function_prepared(ranks):
-    theirs, ours = (ranks.run(2, accumulate_with_a_loader_of_the_function, library) for library in LIBRARIES)
+    theirs, ours = beside_accelerate(ranks, 2, accumulate_with_a_loader_of_the_function)
     assert ours == theirs
 
 
