@@ -10,14 +10,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from notebook_launcher import Accelerator, DeepSpeedPlugin, notebook_launch, patch_environment
-from tests.support.toy_training import (
-    fit,
-    make_data,
-    make_model,
-    sessions_fixture,
-    shards_on_cpus,
-    whole,
-)
+from tests.support.toy_training import fit, make_data, make_model, sessions_fixture, shards_on_cpus, whole
 
 pytestmark = shards_on_cpus
 
