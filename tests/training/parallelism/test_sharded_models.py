@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import pytest
@@ -287,6 +288,7 @@ def test_settings_that_do_not_fit_a_model_are_refused_by_name(session, make, plu
 
     with pytest.raises(ValueError, match=message):
         session.run(prepare)
+    session.run(gc.collect)  # The sockets of the group that failed close once its frames are collected.
 
 
 def act_alone(act: str, peers: str) -> None:
@@ -385,6 +387,7 @@ def misuse(how: str) -> None:
 def test_misuse_of_a_sharded_model_is_an_error_with_the_right_call(session, how, message):
     with pytest.raises((ValueError, RuntimeError), match=message):
         session.run(misuse, args=(how,))
+    session.run(gc.collect)  # as above
 
 
 # --------------------------------------------------------------------------------------------------------------------
