@@ -69,14 +69,11 @@ class Latch(Generic[T]):
         # Two threads may be here at the same time; each callback is called by one of them.
         with contextlib.suppress(IndexError):
             while True:
-                _call(self._callbacks.popleft())
-
-
-def _call(callback: Callable[[], object]) -> None:
-    try:
-        callback()
-    except Exception:
-        logging.getLogger(__name__).exception("a callback of a run failed")
+                callback = self._callbacks.popleft()
+                try:
+                    callback()
+                except Exception:
+                    logging.getLogger(__name__).exception("a callback of a run failed")
 
 
 # --------------------------------------------------------------------------------------------------------------------

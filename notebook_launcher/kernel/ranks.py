@@ -42,7 +42,7 @@ class Ranks:
         """Number of the process group, raised when the ranks have to make the group again."""
         self.comms = RankComms()
         """The comms of the ranks' widgets."""
-        self._is_announced = False
+        self.is_announced = False
         """True once the first line of output has named the ranks and devices."""
         self._call_id = 0
         """Number of the last call."""
@@ -50,19 +50,9 @@ class Ranks:
         """Entries that `sys.path` has gained since then; ranks that were started later have it already."""
 
     @property
-    def inherits_call(self) -> bool:
-        """True if the next call need not be packed, because the ranks will be forked from this process."""
-        return self.tree is None and self.plan.config.start_method == "fork"
-
-    @property
     def have_served(self) -> bool:
         """True if the ranks are up and have served a call."""
         return self.tree is not None and self._call_id > 0
-
-    def announce_once(self) -> bool:
-        """Return True for the first run of these ranks, whose output begins with a line about ranks and devices."""
-        is_first, self._is_announced = not self._is_announced, True
-        return is_first
 
     def start(self, call: FunctionCall | None = None) -> None:
         """Start the processes unless they are up; raises `ResourceError` if the machine cannot hold them."""

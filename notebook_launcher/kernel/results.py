@@ -31,7 +31,7 @@ class RankSummary:
     """The end of one rank: its state, duration, peak memory and last metrics."""
 
     rank: int
-    state: Literal["returned", "failed", "stopped", "unknown"]
+    state: Literal["returned", "failed", "stopped"]
     seconds: float | None
     """Seconds from the launch to the end of the rank."""
     peak_memory: int | None
@@ -249,14 +249,10 @@ class Results(Sequence[Any]):
             text += f", stopped ({self.stopped_by})"
         return text
 
-    def _rows(self) -> Sequence[RankSummary]:
-        return self.ranks or [
-            RankSummary(rank=rank, state="unknown", seconds=None, peak_memory=None) for rank in self._called_ranks
-        ]
-
     def _table(self) -> list[tuple[str, str, str]]:
         """Return rows: the ranks, what they returned, and their last metrics."""
-        cells = [(row.rank, self._short(row.rank), format_metrics(row.metrics)) for row in self._rows()]
+        told = {row.rank: format_metrics(row.metrics) for row in self.ranks} or dict.fromkeys(self._called_ranks, "")
+        cells = [(rank, self.short(rank) or self._why_missing(rank), metrics) for rank, metrics in told.items()]
         if len(cells) <= MAX_ROWS:
             return [(str(rank), value, metrics) for rank, value, metrics in cells]
         groups: dict[tuple[str, str], list[int]] = {}
@@ -265,9 +261,6 @@ class Results(Sequence[Any]):
         table = [(rank_list(ranks).partition(" ")[2], *texts) for texts, ranks in groups.items()]
         more = sum(len(ranks) for ranks in list(groups.values())[MAX_ROWS:])
         return [*table[:MAX_ROWS], *([("...", f"{plural(more, 'more rank')}: results[rank]", "")] if more else [])]
-
-    def _short(self, rank: int) -> str:
-        return self.short(rank) or self._why_missing(rank)
 
 
 def short_form(value: Any) -> str:

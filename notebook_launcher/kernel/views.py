@@ -136,9 +136,14 @@ def watch(run: AnyRun, output: ShownOutput) -> LateView | None:
     """
     is_held = output.sink.hold_after_cell()
     view, thread = RunView(run, output, is_raised=False), None
+
+    def attend() -> None:
+        with contextlib.closing(view):
+            while not run.wait(view.step()):
+                pass
+
     if view.is_wanted:
-        name = f"notebook-launcher view of {run.name}"
-        thread = threading.Thread(target=_attend, args=(run, view), name=name, daemon=True)
+        thread = threading.Thread(target=attend, name=f"notebook-launcher view of {run.name}", daemon=True)
         try:
             thread.start()
         except RuntimeError:  # There is no room for a thread. The run continues without a view.
@@ -166,9 +171,3 @@ class LateView:
         if is_over and self._thread is not None:
             self._thread.join(DRAWING_BUDGET)
         return is_over
-
-
-def _attend(run: AnyRun, view: RunView) -> None:
-    with contextlib.closing(view):
-        while not run.wait(view.step()):
-            pass

@@ -114,16 +114,11 @@ def _with_helpers(function: Any) -> str:
 def _packages() -> dict[str, str]:
     """Return the versions of the packages that this kernel has imported, and of the packages in `ALWAYS`."""
     names = {name for name in list(sys.modules) if "." not in name and not name.startswith("_")}
-    return dict(_versions(frozenset((names - set(sys.stdlib_module_names)) | set(ALWAYS)), _installed_at()))
-
-
-def _installed_at() -> tuple[int, ...]:
-    """Return the time of the last change of each folder of modules, which an installation moves."""
-    times = []
+    installed_at = []
     for folder in sys.path:
         with contextlib.suppress(OSError):
-            times.append(os.stat(folder).st_mtime_ns)
-    return tuple(times)
+            installed_at.append(os.stat(folder).st_mtime_ns)  # An installation moves it.
+    return dict(_versions(frozenset((names - set(sys.stdlib_module_names)) | set(ALWAYS)), tuple(installed_at)))
 
 
 @functools.lru_cache(maxsize=1)
@@ -190,16 +185,12 @@ def git_commit(folder: Path) -> dict[str, str]:
     """Return commit and branch of the repository around a folder; empty if there is none. Starts no process."""
     for parent in (folder, *folder.parents):
         with contextlib.suppress(OSError, ValueError, RuntimeError):
-            git = _git_folder(parent / ".git")
-            if git is not None:
+            git = parent / ".git"
+            if git.is_file():  # A worktree or submodule: `gitdir: <path>`.
+                return _head((parent / _text_of(git).partition(":")[2].strip()).resolve()) | {"repository": str(parent)}
+            if git.is_dir():
                 return _head(git) | {"repository": str(parent)}
     return {}
-
-
-def _git_folder(entry: Path) -> Path | None:
-    if entry.is_file():  # A worktree or submodule: `gitdir: <path>`.
-        return (entry.parent / _text_of(entry).partition(":")[2].strip()).resolve()
-    return entry if entry.is_dir() else None
 
 
 def _head(git: Path) -> dict[str, str]:

@@ -67,7 +67,13 @@ class RankMagics:
     def __init__(self, shell: Any, make_session: Callable[..., Any]) -> None:
         self._shell = shell
         self._make_session = make_session
-        self._parser = _parser()
+        self._parser = parser = MagicArgumentParser("%%ranks")
+        parser.add_argument("ranks", nargs="?", default="all")
+        parser.add_argument("-s", "--session")
+        parser.add_argument("-p", "--push", action="append", default=[])
+        parser.add_argument("-d", "--display")
+        parser.add_argument("-t", "--time", action="store_true")
+        parser.add_argument("-q", "--quiet", action="store_true")
         self._no_options = self._parser.parse_argstring("")
         """The options of a line that has none: parsing it takes as long as compiling a short cell."""
         self._matcher: Any = None
@@ -230,17 +236,6 @@ class RankMagics:
         if missing:
             raise UsageError(f"{typed} {','.join(names)}: the notebook has no variable {missing[0]!r}.")
         return {name: self._shell.user_ns[name] for name in wanted}
-
-
-def _parser() -> Any:
-    parser = MagicArgumentParser("%%ranks")
-    parser.add_argument("ranks", nargs="?", default="all")
-    parser.add_argument("-s", "--session")
-    parser.add_argument("-p", "--push", action="append", default=[])
-    parser.add_argument("-d", "--display")
-    parser.add_argument("-t", "--time", action="store_true")
-    parser.add_argument("-q", "--quiet", action="store_true")
-    return parser
 
 
 def _split_target(line: str) -> tuple[str, str | None, str]:

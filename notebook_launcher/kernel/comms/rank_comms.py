@@ -33,6 +33,8 @@ MAX_COMMS = 5000
 """Comms that are open at once; beyond it the oldest stay as they are in the page."""
 MAX_WAITING = 200
 """Messages of the page that wait for one rank; beyond it the oldest are dropped."""
+COMPARED = ("msg_id", "msg_type", "session", "username")
+"""What front ends compare of a message's header."""
 
 
 class _CommHome(NamedTuple):
@@ -80,7 +82,9 @@ class RankComms:
                 self._handling.clear()
                 is_waiting = bool(self._waiting)
             if is_waiting and (serve := self.serve()) is not None:
-                call_soon(serve)
+                loop = getattr(kernel_shell().kernel, "io_loop", None)
+                if loop is not None:
+                    loop.add_callback(serve)  # In the main thread, once no cell runs.
 
     def take(self, rank: int, record: messages.CommMessage | messages.CommHandled, sink: Sink) -> None:
         """Take a rank's record; call it in the thread of the run."""
@@ -155,7 +159,15 @@ class RankComms:
         with self._lock:
             if len(self._homes) >= MAX_COMMS:
                 self._drop([next(iter(self._homes))])
-            forget = register_comm(comm_id, self.receive, self.receive_idle)
+            manager = kernel_shell().kernel.comm_manager
+            manager.register_comm(_relayed(comm_id, self.receive_idle))
+            tap = open_tap(comm_id, whole=self.receive)
+
+            def forget() -> None:
+                manager.comms.pop(comm_id, None)
+                if tap is not None:
+                    tap.close(comm_id)
+
             self._homes[comm_id] = _CommHome(rank, forget)
 
     def _drop(self, comm_ids: list[str]) -> None:
@@ -169,24 +181,20 @@ class RankComms:
         home = self._homes.get(content.get("comm_id"))
         if home is None:
             return False
+        header = message["header"]
         record = messages.CommMessage(
-            kind=message["header"]["msg_type"],
+            kind=header["msg_type"],
             comm_id=content["comm_id"],
             data=content.get("data") or {},
             metadata=message.get("metadata") or {},
             buffers=tuple(bytes(buffer) for buffer in message.get("buffers") or ()),
-            parent=_plain(message["header"]),
+            parent={name: str(header[name]) for name in COMPARED if name in header},
         )
         waiting = self._waiting.setdefault(home.rank, deque(maxlen=MAX_WAITING))
         if waiting and supersedes(record, waiting[-1]):
             waiting.pop()
         waiting.append(record)
         return True
-
-
-def _plain(header: dict[str, Any]) -> dict[str, Any]:
-    """Return what front ends compare of a message's header, as plain values."""
-    return {name: str(header[name]) for name in ("msg_id", "msg_type", "session", "username") if name in header}
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -259,33 +267,6 @@ def _merged(earlier: CommMessage, record: CommMessage) -> CommMessage | None:
 
 # --------------------------------------------------------------------------------------------------------------------
 # The kernel's end of a comm that a rank's widget has with the page.
-
-
-def register_comm(
-    comm_id: str, receive: Callable[[dict[str, Any]], bool], receive_idle: Callable[[dict[str, Any]], object]
-) -> Callable[[], object]:
-    """Register a comm with the kernel, and return a function that removes it.
-
-    `receive` takes each message of the page while a cell is busy, in the thread that reads the kernel's shell channel,
-    and returns False for a message that is to wait; `receive_idle` takes each other message, in the main thread.
-    """
-    manager = kernel_shell().kernel.comm_manager
-    manager.register_comm(_relayed(comm_id, receive_idle))
-    tap = open_tap(comm_id, whole=receive)
-
-    def forget() -> None:
-        manager.comms.pop(comm_id, None)
-        if tap is not None:
-            tap.close(comm_id)
-
-    return forget
-
-
-def call_soon(function: Callable[[], object]) -> None:
-    """Call a function in the kernel's main thread, once no cell runs."""
-    loop = getattr(kernel_shell().kernel, "io_loop", None)
-    if loop is not None:
-        loop.add_callback(function)
 
 
 def _relayed(comm_id: str, receive: Callable[[dict[str, Any]], object]) -> Any:

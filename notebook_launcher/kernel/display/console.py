@@ -147,21 +147,17 @@ class Console:
         for (rank, stream), source in self._sources.items():
             self._add_text(rank, stream, source, source.decoder.decode(b"", final=True))
             source.decoder.reset()
-            self._end_screen(rank, stream, source)
+            has_bar, lines = source.screen.has_bar, source.screen.close()
+            if has_bar and not source.waiting:
+                self._push(rank, stream, lines)
+            else:
+                source.waiting += lines
         for (rank, stream), source in self._sources.items():
             self._release(rank, stream, source)
         self._is_pending = self._is_pending or bool(self._waiting or self._status)
         self._progress = ""
         self._is_at_end = True
         self._last_take = self._pending_since = float("-inf")
-
-    def _end_screen(self, rank: int, stream: Stream, source: _Source) -> None:
-        has_bar = source.screen.has_bar
-        lines = source.screen.close()
-        if has_bar and not source.waiting:
-            self._push(rank, stream, lines)
-        else:
-            source.waiting += lines
 
     def next_due(self, now: float) -> float | None:
         """Return the seconds until `take` has something to return; None until more is fed."""
@@ -246,15 +242,14 @@ class Console:
             texts[MAX_TEXTS - 1 :] = [Text("stdout", rest)]
         return texts
 
-    def _newest(self) -> list[str]:
-        """Return the newest lines that are held back, below a heading."""
-        heading, blocks = self._room.live()
-        lines = "".join(text for _, text in fold(blocks, labelled=self._is_labelled, nodes=self.nodes)).splitlines()[
-            -LIVE_LINES:
-        ]
-        return [heading, *(_shortened(line) for line in lines)] if heading else []
-
     def _draw_status(self) -> str:
+        lines: list[str] = []
+        heading, blocks = self._room.live()
+        if heading:
+            newest = "".join(text for _, text in fold(blocks, labelled=self._is_labelled, nodes=self.nodes))
+            lines = [heading, *map(_shortened, newest.splitlines()[-LIVE_LINES:])]
+        if self._progress:
+            lines.append(self._progress[:STATUS_WIDTH])
         bars: dict[int, list[str]] = {}
         for (rank, _), source in sorted(self._sources.items()):
             bars.setdefault(rank, []).extend(source.screen.live())
@@ -262,7 +257,6 @@ class Console:
         for rank, parts in bars.items():
             if parts:  # Nested bars share the row of their rank.
                 rows.setdefault(_shortened("  ·  ".join(parts)), []).append(rank)
-        lines = self._newest() + ([self._progress[:STATUS_WIDTH]] if self._progress else [])
         lines += [(label(ranks, self.nodes) if self._is_labelled else "") + row for row, ranks in rows.items()]
         if len(lines) > STATUS_ROWS:
             lines[STATUS_ROWS - 1 :] = [f"... and {len(lines) - STATUS_ROWS + 1} more"]

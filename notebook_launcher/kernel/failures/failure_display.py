@@ -426,11 +426,3 @@ def node_lost_error(lost: NodeLost) -> errors.NodeLostError:
     )
     error.rank = lost.ranks[0] if lost.ranks else None
     return error
-
-
-def supervisor_lost_error(reason: str) -> errors.InternalError:
-    """Return the error for a supervisor that is gone."""
-    return errors.InternalError(
-        f"the supervisor of this run is gone ({reason}); its ranks were killed with it. Launch again, and if this "
-        "happens again, report it with this message."
-    )

@@ -85,10 +85,11 @@ class Hang:
         return calls
 
     def _waits(self, now: float, verb: Callable[[list[int]], str]) -> list[str]:
-        seconds = {call: now - min(self.since[rank] for rank in ranks) for call, ranks in self._calls().items()}
+        calls = self._calls()
+        seconds = {call: now - min(self.since[rank] for rank in ranks) for call, ranks in calls.items()}
         return [
             f"{rank_list(ranks)} {verb(ranks)} {format_elapsed(seconds[call])} in {call}"
-            for call, ranks in self._calls().items()
+            for call, ranks in calls.items()
         ]
 
     def _files(self) -> frozenset[str]:
@@ -170,7 +171,8 @@ class HangWatch:
         """Drop the ranks that no longer wait; return a line for the cell once none waits."""
         if self.hang is None:
             return ""
-        kept = {rank: since for rank, since in self.hang.since.items() if self._since(rank) == since}
+        present = {rank: standstill.since for rank, standstill in self._standstills.items()}
+        kept = {rank: since for rank, since in self.hang.since.items() if present.get(rank) == since}
         if kept:
             self.hang = dataclasses.replace(self.hang, since=kept) if kept != self.hang.since else self.hang
             return ""
@@ -190,9 +192,6 @@ class HangWatch:
             return ""
         self._is_announced = True
         return self.hang.text(now)
-
-    def _since(self, rank: int) -> float | None:
-        return self._standstills[rank].since if rank in self._standstills else None
 
     def _note(self, stack: RankStack, now: float) -> bool:
         """Record a rank's stack, and return True if the rank has waited for others since it last moved."""

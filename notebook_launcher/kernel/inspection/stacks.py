@@ -150,19 +150,21 @@ class RankStack:
 
 
 class _Tense(NamedTuple):
-    """Verbs for one rank and for several."""
+    """Words about no rank; and verbs for one rank and for several."""
 
+    nobody: str
     is_: tuple[str, str]
     waits: tuple[str, str]
     ended: tuple[str, str]
 
 
 PRESENT = _Tense(
+    "no rank is up yet",
     ("is", "are"),
     ("waits", "wait"),
     ("runs nothing: its function has ended", "run nothing: their functions have ended"),
 )
-PAST = _Tense(("was", "were"), ("was", "were"), ("ran nothing", "ran nothing"))
+PAST = _Tense("no rank was up yet", ("was", "were"), ("was", "were"), ("ran nothing", "ran nothing"))
 
 
 def parse_stacks(rank: int, dump: str, *, uses_gpu: bool = False) -> RankStack:
@@ -203,32 +205,31 @@ class Stacks(tuple[RankStack, ...]):
     @property
     def verdict(self) -> str:
         """One sentence: which ranks wait in which collective, and where the others are instead."""
-        return self._sum_up(PRESENT) if self else "no rank is up yet"
+        return self._sum_up(PRESENT)
 
     @property
     def past_verdict(self) -> str:
         """The verdict, for ranks that are stopped right after."""
-        return self._sum_up(PAST) if self else "no rank was up yet"
+        return self._sum_up(PAST)
 
     @property
     def in_past_tense(self) -> str:
         """The past verdict and each rank's stack."""
-        return self._tell(PAST) if self else self.past_verdict
+        return self._tell(PAST)
 
     def _sum_up(self, tense: _Tense) -> str:
         groups: dict[tuple[str, str], list[int]] = {}
         num_calls = len({stack.waiting_in for stack in self} - {None})
         for stack in sorted(self, key=lambda stack: stack.waiting_in is None):
             groups.setdefault(_describe(stack, tense, is_absent=num_calls == 1), []).append(stack.rank)
-        return "; ".join(
-            f"{rank_list(ranks)} {one if len(ranks) == 1 else many}" for (one, many), ranks in groups.items()
-        )
+        told = (f"{rank_list(ranks)} {one if len(ranks) == 1 else many}" for (one, many), ranks in groups.items())
+        return "; ".join(told) or tense.nobody
 
     def _tell(self, tense: _Tense) -> str:
         return "\n".join([self._sum_up(tense), *filter(None, (_report(stack, tense) for stack in self))])
 
     def __str__(self) -> str:
-        return self._tell(PRESENT) if self else self.verdict
+        return self._tell(PRESENT)
 
     def __repr__(self) -> str:
         return bounded(str(self), "print(run.stacks()) shows all")

@@ -194,7 +194,7 @@ class Attempt:
             self.tree.board.ask_to_stop(together=False)
             can_ask = self.requests.stop_asked_at is None and self.requests.can_ask(self.state.unsettled)
             first = Rung.KILL if at_once else Rung.ASK if can_ask else Rung.INTERRUPT
-            self._climb_onto(Ladder.start(now, ladder.USER_BUDGETS, on=first))
+            self._climb_onto(Ladder(now, ladder.USER_BUDGETS, first))
         elif at_once:
             self.ladder.climb_to(Rung.KILL, now)
             self._send_signal()
@@ -314,7 +314,7 @@ class Attempt:
             before_stop()
         is_session = self.tree.setup.many_calls
         budgets = ladder.SESSION_FAILURE_BUDGETS if is_session else ladder.FAILURE_BUDGETS
-        self._climb_onto(Ladder.start(self._clock(), budgets))
+        self._climb_onto(Ladder(self._clock(), budgets))
         self._give_up_by(min(now + ladder.FAILED_BUDGET, max(now, self.limit) + ladder.STOP_BUDGET))
         return True
 
@@ -323,7 +323,7 @@ class Attempt:
             return
         self.timed_out, self.went_idle = True, now >= self._idle_at
         before_stop()
-        self._climb_onto(Ladder.start(self._clock(), ladder.USER_BUDGETS))
+        self._climb_onto(Ladder(self._clock(), ladder.USER_BUDGETS))
         self._give_up_by(now + ladder.STOP_BUDGET)
 
     @property

@@ -214,7 +214,10 @@ def _lost_tree_error(attempt: Attempt, *, asked_to_stop: bool) -> BaseException:
         )
     if asked_to_stop:
         return RunStoppedError("the run was stopped before its ranks had started")
-    return failure_display.supervisor_lost_error(attempt.state.supervisor_lost or "")
+    return InternalError(
+        f"the supervisor of this run is gone ({attempt.state.supervisor_lost or ''}); its ranks were killed with it. "
+        "Launch again, and if this happens again, report it with this message."
+    )
 
 
 def _evidence(stacks: Stacks | None, plan: Plan) -> str:

@@ -96,7 +96,7 @@ class RunConduct:
         """True if ranks have reported since the line of progress was updated."""
         self._steps: Steps[None] | None = None
         """The rest of the run, once it has begun: until then nothing else may keep this object from being forgotten."""
-        self._forgotten = weakref.finalize(self, _close_unless_shared, ranks)
+        self._forgotten = weakref.finalize(self, (lambda: None) if ranks.many_calls else ranks.close)
         """Closes the ranks when this object is forgotten, in case an interrupt prevents the run from beginning."""
         self._forgotten.atexit = False
         self._claim = threading.Lock()
@@ -107,7 +107,8 @@ class RunConduct:
     def announce(self) -> None:
         """Show the run's first lines: ranks and devices, and notices about what the call takes along."""
         data, call = self.data, self._call
-        first = f"{data.name}: {data.plan.summary}" if self.ranks.announce_once() else ""
+        first = "" if self.ranks.is_announced else f"{data.name}: {data.plan.summary}"
+        self.ranks.is_announced = True
         if lines := "\n".join(filter(None, (first, call.describe_copies(data.plan.num_processes)))):
             data.output.first_lines(lines)
         replaced, left = call.describe_replacements()
@@ -487,19 +488,16 @@ class RunConduct:
 
     def _obey_all(self, attempt: Attempt) -> None:
         for command in self.data.commands.take_all():
-            self._obey(command, attempt)
-
-    def _obey(self, command: Command, attempt: Attempt) -> None:
-        match command:
-            case StopCommand():
-                self._stop(command, attempt)
-            case Inquiry():
-                command.answer.set(command.work(self, attempt))
-            case Answer() if command.call_id == attempt.call_id:  # Else the rank that asked has been started again.
-                attempt.tree.send(command.rank, command.reply)
-                self.data.asking.discard(command.rank)
-                if not self.data.asking:
-                    attempt.release_clock()
+            match command:
+                case StopCommand():
+                    self._stop(command, attempt)
+                case Inquiry():
+                    command.answer.set(command.work(self, attempt))
+                case Answer() if command.call_id == attempt.call_id:  # Else the rank that asked was started again.
+                    attempt.tree.send(command.rank, command.reply)
+                    self.data.asking.discard(command.rank)
+                    if not self.data.asking:
+                        attempt.release_clock()
 
     def _stop(self, command: StopCommand, attempt: Attempt) -> None:
         is_first, kill_asked_at = attempt.ladder is None, self.data.commands.kill_asked_at
@@ -541,11 +539,6 @@ def _begin_folder(data: RunData, hosting: Hosting, folder: Path) -> Origin:
     if not isinstance(start, int) and data.kind == "run":  # Ranks of a session continue.
         origin.files[RANDOM] = json.dumps(encode_states(start))
     return origin
-
-
-def _close_unless_shared(ranks: Ranks) -> None:
-    if not ranks.many_calls:
-        ranks.close()
 
 
 class RunThread(threading.Thread):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from notebook_launcher import travel
@@ -117,7 +116,7 @@ class Run(LiveRunReader):
         questions = Questions(over)
         try:
             with limited_start(ranks.plan.config.timeout, began):
-                if ranks.inherits_call:
+                if ranks.tree is None and config.start_method == "fork":  # The ranks inherit the call.
                     ranks.plan = checks.adapt(ranks.plan)
                     ranks.start(call)
                 else:
@@ -129,7 +128,7 @@ class Run(LiveRunReader):
                 questions=questions,
                 can_ask=in_cell,
                 is_raised=in_cell,
-                make_origin=partial(_make_origin, call.fn),
+                make_origin=lambda: Origin(source_with_needs(fn), describe_environment()),
                 logs_at="open_run({id!r}).logs(rank)" if in_cell and config.runs_folder else "run.logs(rank)",
             )
             conduct = RunConduct(ranks, outgoing, scope.describe(call, config.name), hosting, over, began)
@@ -457,10 +456,6 @@ class Run(LiveRunReader):
         if answer.value is None:
             raise CallOrderError(TOO_LATE)
         return answer.value
-
-
-def _make_origin(function: object) -> Origin:
-    return Origin(source_with_needs(function), describe_environment())
 
 
 def _hint(data: RunData) -> str:

@@ -15,7 +15,6 @@ killed, and a moment later the run ends with what is known.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import enum
 import math
 import signal
@@ -65,25 +64,22 @@ LAST_BUDGET = 0.4
 """Seconds from the end of such a budget, when the supervisors are killed, until the run ends with what is known."""
 
 
-@dataclasses.dataclass(slots=True)
 class Ladder:
-    """A stop under way: its present rung and the time that is left on it."""
+    """A stop under way: its present rung and the time that is left on it.
 
-    started: float
-    """Time at which the stop began, by `time.monotonic()`."""
-    budgets: dict[Rung, float]
-    """By rung: seconds until the next rung; a rung without a budget is the last one."""
+    `budgets`: by rung, the seconds until the next rung; a rung without a budget is the last one.
+    """
+
     rung: Rung
     """The present rung."""
     deadline: float
     """Time at which the present rung's budget is spent and `climb` is due."""
 
-    @classmethod
-    def start(cls, now: float, budgets: dict[Rung, float], *, on: Rung = Rung.INTERRUPT) -> Ladder:
-        """Return a ladder that begins on this rung."""
-        ladder = cls(started=now, budgets=budgets, rung=on, deadline=math.inf)
-        ladder.climb_to(on, now)
-        return ladder
+    def __init__(self, now: float, budgets: dict[Rung, float], rung: Rung = Rung.INTERRUPT) -> None:
+        self.started = now
+        """Time at which the stop began, by `time.monotonic()`."""
+        self._budgets = budgets
+        self.climb_to(rung, now)
 
     def climb(self, now: float) -> None:
         """Go to the next rung."""
@@ -93,7 +89,7 @@ class Ladder:
     def climb_to(self, rung: Rung, now: float) -> None:
         """Go to a rung, past those before it."""
         self.rung = rung
-        self.deadline = now + self.budgets[rung] if rung in self.budgets else math.inf
+        self.deadline = now + self._budgets.get(rung, math.inf)
 
 
 # --------------------------------------------------------------------------------------------------------------------

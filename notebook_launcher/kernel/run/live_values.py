@@ -6,7 +6,7 @@ import collections
 import pickle
 import sys
 import threading
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from notebook_launcher.history import schema
 from notebook_launcher.history.schema import MetricPoint, PhaseSpan, RunChange, RunPicture, RunSetting
@@ -33,20 +33,12 @@ ALL_SPANS = 131_072
 MIN_SPANS = 64
 
 
-class LoopProgress(NamedTuple):
-    """Progress of the loop that a rank has reported last; `total` is None if it is unknown."""
-
-    done: int
-    total: int | None
-    description: str
-
-
 class LiveValues:
     """The values that the ranks of one run have reported. The run's thread writes them, any thread may read them."""
 
     def __init__(self, launched: float, num_ranks: int = 1) -> None:
-        self.progress: dict[int, LoopProgress] = {}
-        """By rank: the latest progress of a loop."""
+        self.progress: dict[int, messages.Progress] = {}
+        """By rank: the latest progress of a loop; its `total` is None if it is unknown."""
         self.last_values: dict[int, dict[str, float]] = {}
         """By rank: the latest value of each metric."""
         self.last_steps: dict[int, int] = {}
@@ -107,7 +99,7 @@ class LiveValues:
         known, is_whole = self.progress.get(rank), record.description == WHOLE_RUN
         if known is not None and known.description == WHOLE_RUN and not is_whole:
             return  # A loop inside the whole run, which is in view.
-        self.progress[rank] = LoopProgress(record.done, record.total, record.description)
+        self.progress[rank] = record
         count, loop = (record.done, WHOLE_RUN) if is_whole else (record.items, record.loops)
         self._item_rates[rank].note(record.time + offset, count, loop)
 
@@ -267,7 +259,11 @@ class MetricSeries:
         newest.append(point)
         if len(newest) < CHUNK:
             return
-        chunks = (*chunks, _packed(newest))
+        # Each name is an object that all points share, which is then pickled once.
+        rows = [
+            (p.rank, p.step, p.time, {sys.intern(str(name)): value for name, value in p.values.items()}) for p in newest
+        ]
+        chunks = (*chunks, pickle.dumps(rows))
         if len(chunks) * CHUNK > self._limit:
             num_chunks = max(1, len(chunks) // 10)
             chunks, num_dropped = chunks[num_chunks:], num_dropped + num_chunks * CHUNK
@@ -279,22 +275,11 @@ class MetricSeries:
         newest = newest.copy()  # Points may come while the chunks are read.
         start = max(0, position - num_dropped)
         first = min(start // CHUNK, len(chunks))  # While the newest points are packed, they are as many as a chunk has.
-        points = [point for chunk in chunks[first:] for point in _unpacked(chunk)]
+        rows = (row for chunk in chunks[first:] for row in pickle.loads(chunk))
+        points = [MetricPoint(rank=rank, step=step, time=at, values=values) for rank, step, at, values in rows]
         points += newest
         end = num_dropped + len(chunks) * CHUNK + len(newest)
         return points[start - first * CHUNK :], end
-
-
-def _packed(points: list[MetricPoint]) -> bytes:
-    # Each name is an object that all points share, which is then pickled once.
-    rows = [
-        (p.rank, p.step, p.time, {sys.intern(str(name)): value for name, value in p.values.items()}) for p in points
-    ]
-    return pickle.dumps(rows)
-
-
-def _unpacked(chunk: bytes) -> list[MetricPoint]:
-    return [MetricPoint(rank=rank, step=step, time=at, values=values) for rank, step, at, values in pickle.loads(chunk)]
 
 
 T = TypeVar("T")

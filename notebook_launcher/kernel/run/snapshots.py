@@ -125,7 +125,7 @@ def _take_rank_snapshot(
         rank=rank,
         pid=pid,
         node=data.plan.node_names[rank] if data.plan.node_names else "",
-        state=summary.state if summary is not None and summary.state != "unknown" else _rank_state(data, rank),
+        state=summary.state if summary is not None else _rank_state(data, rank),
         reason=reason,
         done=progress.done if progress else None,
         total=progress.total if progress else None,
