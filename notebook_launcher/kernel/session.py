@@ -13,8 +13,7 @@ from notebook_launcher.errors import CallOrderError
 from notebook_launcher.kernel.calls import checks
 from notebook_launcher.kernel.calls.call_scope import EVERYWHERE, CallScope
 from notebook_launcher.kernel.cells.session_cells import SessionCells
-from notebook_launcher.kernel.display import cell
-from notebook_launcher.kernel.display.sink import make_sink
+from notebook_launcher.kernel.display import cell, sink
 from notebook_launcher.kernel.failures.post_mortem import DebugMagic, PostMortem, check_answers, frames_to_debug
 from notebook_launcher.kernel.latch import Latch
 from notebook_launcher.kernel.plan import make_plan
@@ -155,7 +154,7 @@ class Session(SessionCells):
             check_answers("session.debug()")
             self._is_debugging = True
             try:
-                PostMortem(self._runs.ranks, *frames, make_sink()).run()
+                PostMortem(self._runs.ranks, *frames, sink.make_sink()).run()
             finally:
                 self._is_debugging = False
 

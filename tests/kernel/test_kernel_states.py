@@ -268,35 +268,6 @@ def test_runs_can_be_awaited(kernel: Kernel) -> None:
     assert results == [[2.0, 2.0], [2.0, 2.0], [2.0, 2.0], [1.0]]
 
 
-def test_cancelling_the_wait_stops_the_run(kernel: Kernel) -> None:
-    state, cancelled = evaluate(
-        kernel,
-        """
-        def endless():
-            print("in the function")
-            while True:
-                time.sleep(60)
-        run = launch(endless, 2)
-        async def wait():
-            return await run
-        task = asyncio.ensure_future(wait())
-        await asyncio.sleep(0)  # A task that is cancelled before it begins awaits nothing.
-        while "in the function" not in run.logs(0):
-            await asyncio.sleep(0.01)
-        task.cancel()
-        try:
-            await task
-            cancelled = False
-        except asyncio.CancelledError:
-            cancelled = True
-        while not run.wait(0):
-            await asyncio.sleep(0.01)
-        run.state, cancelled
-        """,
-    )
-    assert (state, cancelled) == ("stopped", True)
-
-
 # Ways to start.
 
 

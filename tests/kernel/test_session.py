@@ -100,17 +100,25 @@ def test_session_keeps_processes_group_and_memory(kernel: Kernel) -> None:
     assert last_line(kernel, code) == "True 2 2"
 
 
-@pytest.mark.parametrize(
-    ("what", "error"),
-    [("fail", "ValueError: boom"), ("die", "RankFailedError: rank 1 of 2 was killed by SIGKILL(-9)")],
-)
-def test_session_survives_a_failed_run(kernel: Kernel, what: str, error: str) -> None:
-    outcome = kernel.execute(f"session.run({what})")
+ENDED = {
+    "fail": ("ValueError: boom", "before before"),
+    "die": ("RankFailedError: rank 1 of 2 was killed by SIGKILL(-9)", "before None"),
+    # A peer that leaves the group releases the rank that is stuck in C++. Where both are stuck, one must be killed,
+    # which releases the other.
+    "wait_for_peer": ("KeyboardInterrupt: wait_for_peer was stopped", "before before"),
+    "both_wait": ("KeyboardInterrupt: both_wait was stopped", "None before"),
+}
+"""By function: its error, and what the ranks have kept."""
+
+
+@pytest.mark.parametrize("what", ENDED)
+def test_session_survives_a_failed_run_and_an_interrupt_in_a_collective(kernel: Kernel, what: str) -> None:
+    code, (error, memory) = f"session.run({what})", ENDED[what]
+    outcome = interrupted(kernel, code, "up") if "wait" in what else kernel.execute(code)
     assert (outcome.error or "").startswith(error)
-    replaced = "rank 1 had died and was restarted" in outcome.stdout
-    assert replaced == (what == "die")
+    assert ("rank 1 had died and was restarted" in outcome.stdout) == (what == "die")
     assert last_line(kernel, "print(*session.run(add))") == "2.0 2.0"
-    assert last_line(kernel, "print(*session.run(kept))") == ("before None" if replaced else "before before")
+    assert last_line(kernel, "print(*session.run(kept))") == memory
 
 
 WRAP = """
@@ -178,17 +186,6 @@ def test_interrupt_at_any_moment_of_the_start_ends_that_run() -> None:
             assert len(session.launch(os.getpid).result()) == 2
     # Python drops an interrupt that meets it in a weak reference's callback, one in 5,000 here.
     assert len(sent) <= 13
-
-
-@pytest.mark.parametrize("what", ["wait_for_peer", "both_wait"])
-def test_session_survives_an_interrupt_in_a_collective(kernel: Kernel, what: str) -> None:
-    outcome = interrupted(kernel, f"session.run({what})", "up")
-    assert outcome.error == f"KeyboardInterrupt: {what} was stopped"
-    assert last_line(kernel, "print(*session.run(add))") == "2.0 2.0"
-    # A peer that leaves the group releases the rank that is stuck in C++. Where both are stuck, one must
-    # be killed, which releases the other.
-    expected = "before before" if what == "wait_for_peer" else "None before"
-    assert last_line(kernel, "print(*session.run(kept))") == expected
 
 
 def test_rank_that_died_between_runs_is_replaced(kernel: Kernel) -> None:

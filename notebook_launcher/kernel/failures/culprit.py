@@ -12,7 +12,6 @@ import contextlib
 import dataclasses
 import re
 import signal
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
 from notebook_launcher.kernel.display.output import error_line, format_report
@@ -72,9 +71,8 @@ def is_victim(report: ExceptionReport) -> bool:
 def failures_of(
     failed: list[RankOutcome],
     last_lines: Callable[[int, int], tuple[str, ...]],
-    nodes: Sequence[str] = (),
-    *,
-    returned: Mapping[int, float] = MappingProxyType({}),
+    nodes: Sequence[str],
+    returned: Mapping[int, float],
 ) -> tuple[Failure, ...]:
     """Return the failure of each rank that failed, the culprit first.
 

@@ -144,7 +144,7 @@ def _failures(data: RunData, outcomes: list[RankOutcome]) -> tuple[Failure, ...]
         if outcome.failed or (outcome.exited is not None and outcome.exited.exitcode != 0 and not outcome.after_stop)
     ]
     returned = {outcome.rank: outcome.time for outcome in outcomes if outcome.returned is not None}
-    return culprit.failures_of(failed, data.output.last_lines, data.plan.node_names, returned=returned)
+    return culprit.failures_of(failed, data.output.last_lines, data.plan.node_names, returned)
 
 
 def _summary(

@@ -11,15 +11,11 @@ from notebook_launcher import travel
 from notebook_launcher.archive.recorded import check_edits
 from notebook_launcher.errors import CallOrderError, check_rank
 from notebook_launcher.kernel import views
-from notebook_launcher.kernel.calls import checks
+from notebook_launcher.kernel.calls import checks, everywhere, origin
 from notebook_launcher.kernel.calls.call_scope import EVERYWHERE, CallScope, OutgoingCall
-from notebook_launcher.kernel.calls.everywhere import setup_steps
-from notebook_launcher.kernel.calls.origin import Origin, describe_environment, source_with_needs
-from notebook_launcher.kernel.display.cell import note_for_agent, take_news
+from notebook_launcher.kernel.display import cell, sink
 from notebook_launcher.kernel.display.questions import Questions
-from notebook_launcher.kernel.display.sink import make_sink, teller
-from notebook_launcher.kernel.failures import failure_display
-from notebook_launcher.kernel.failures.post_mortem import check_answers
+from notebook_launcher.kernel.failures import failure_display, post_mortem
 from notebook_launcher.kernel.hosting import Hosting
 from notebook_launcher.kernel.inspection.profiles import check_profile
 from notebook_launcher.kernel.inspection.stacks import Samples
@@ -101,7 +97,7 @@ class Run(LiveRunReader):
         The run has taken time since `began`; None: since now.
         """
         began = time.monotonic() if began is None else began
-        steps = setup_steps(ranks.plan.config)
+        steps = everywhere.setup_steps(ranks.plan.config)
         if isinstance(fn, RankFunction):  # A call of this package needs no check, which takes 0.1 ms of a cell's 4.
             call = travel.FunctionCall(fn, tuple(args), dict(kwargs or {}), steps)
         else:
@@ -110,7 +106,7 @@ class Run(LiveRunReader):
             launcher = f"session.{verb}(fn" if ranks.many_calls else single
             call = checks.check_call(fn, args, kwargs, launcher=launcher, steps=steps)
         if ranks.plan.config.debug:
-            check_answers("debug=True", in_cell=in_cell)
+            post_mortem.check_answers("debug=True", in_cell=in_cell)
         config, outgoing = ranks.plan.config, OutgoingCall(call)
         over: Latch[None] = Latch()
         questions = Questions(over)
@@ -120,20 +116,20 @@ class Run(LiveRunReader):
                     ranks.plan = checks.adapt(ranks.plan)
                     ranks.start(call)
                 else:
-                    outgoing.pack(start=lambda: ranks.start(call), tell=teller(config))
+                    outgoing.pack(start=lambda: ranks.start(call), tell=sink.teller(config))
             hosting = Hosting(
-                sink=make_sink(),
+                sink=sink.make_sink(),
                 take_value=travel.unpack_value,
                 take_exception=lambda fd, _report: travel.unpack_exception(fd),
                 questions=questions,
                 can_ask=in_cell,
                 is_raised=in_cell,
-                make_origin=lambda: Origin(source_with_needs(fn), describe_environment()),
+                make_origin=lambda: origin.Origin(origin.source_with_needs(fn), origin.describe_environment()),
                 logs_at="open_run({id!r}).logs(rank)" if in_cell and config.runs_folder else "run.logs(rank)",
             )
             conduct = RunConduct(ranks, outgoing, scope.describe(call, config.name), hosting, over, began)
             is_agents = in_cell and conduct.data.kind == "run" and config.output != "none" and hosting.sink.is_brief
-            if is_agents and (news := take_news()) is not None:
+            if is_agents and (news := cell.take_news()) is not None:
                 told = f"{news}No person waits for this cell, and an interrupt stops its run. {_hint(conduct.data)}"
                 conduct.data.output.headline(told)
             conduct.announce()
@@ -290,7 +286,7 @@ class Run(LiveRunReader):
             return self._results_or_raise()
         error = failure_display.interrupted(self.name, data.outcome)
         if data.kind == "run" and data.output.sink.is_brief:
-            note_for_agent(f"{self.name} was stopped by an interrupt after {format_seconds(data.seconds)}. ")
+            cell.note_for_agent(f"{self.name} was stopped by an interrupt after {format_seconds(data.seconds)}. ")
             failure_display.add_hint(error, _hint(data))
         raise error
 

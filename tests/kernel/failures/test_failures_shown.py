@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.warm_kernels import run_cell
+
 if TYPE_CHECKING:
     from tests.support.kernels import Kernel, Outcome
 
@@ -67,8 +69,7 @@ def test_exceptions_that_ipython_draws_itself_are_shown_once_without_our_frames(
 
 
 def test_value_that_cannot_travel_is_named_once_and_fails_nothing(kernel: Kernel) -> None:
-    outcome = kernel.execute("kept = notebook_launch(lambda: threading.Lock(), 2)")
-    assert outcome.error is None
+    outcome = run_cell(kernel, "kept = notebook_launch(lambda: threading.Lock(), 2)")
     assert outcome.stderr.count("the return value cannot travel") == 1
     assert "ranks 0, 1: the return value cannot travel: `result` is a _thread.lock" in outcome.stderr
     outcome = kernel.execute("kept[1]")
@@ -88,22 +89,16 @@ def test_value_whose_own_code_refuses_to_travel_shows_that_code(kernel: Kernel) 
 
 
 def test_interrupted_wait_reports_that_the_run_is_still_running(kernel: Kernel) -> None:
-    code = (
-        "import os, signal, sys\n"
+    run_cell(kernel, "run = launch(lambda: time.sleep(60), 2)")
+    waits = "sys._current_frames()[threading.main_thread().ident].f_code.co_filename.endswith('latch.py')"
+    outcome = kernel.execute(
         "def press():\n"
-        "    files = []\n"
-        "    while files[:2] != ['latch.py', 'handle.py']:\n"
-        "        frame, files = sys._current_frames()[threading.main_thread().ident], []\n"
-        "        while frame: files.append(os.path.basename(frame.f_code.co_filename)); frame = frame.f_back\n"
-        "        time.sleep(0.01)\n"
+        f"    while not {waits}: time.sleep(0.01)\n"
         "    os.kill(os.getpid(), signal.SIGINT)\n"
-        "presser = threading.Thread(target=press)\n"
-        "run = launch(lambda: time.sleep(60), 2)\n"
+        "threading.Thread(target=press).start(); run.wait()"
     )
-    assert kernel.execute(code).error is None
-    outcome = kernel.execute("presser.start(); run.wait()")
     assert outcome.traceback == "KeyboardInterrupt: the wait was interrupted; <lambda> is still running"
-    assert kernel.execute("run.stop(); del run, presser").error is None
+    run_cell(kernel, "run.stop(); del run, press")
 
 
 def test_crash_is_shown_once_and_its_victims_are_stopped(kernel: Kernel) -> None:

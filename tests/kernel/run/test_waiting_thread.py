@@ -17,8 +17,6 @@ from tests.support.waiting import until
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from notebook_launcher.kernel.results import Results
-
 
 @pytest.fixture
 def session() -> Iterator[Session]:
@@ -41,15 +39,6 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-def run_and_interrupt(session: Session, kernel: int) -> Results:
-    def interrupt() -> None:
-        if os.environ["RANK"] == "0":
-            os.kill(kernel, signal.SIGINT)
-        time.sleep(600)
-
-    return session.run(interrupt)
-
-
 def test_short_call_starts_no_thread(session: Session, threads: list[str]) -> None:
     for _ in range(20):  # On a busy machine a call may not be short.
         threads.clear()
@@ -67,14 +56,6 @@ def test_longer_call_goes_on_in_a_thread_of_its_own(session: Session, threads: l
     assert [*session.run(wait)] == [5, 5]
     assert len(threads) == 1
     assert threads[0].endswith("wait")
-
-
-def test_interrupt_in_the_first_moments_stops_the_call(session: Session, interruptible: None) -> None:
-    del interruptible
-    for _ in range(10):
-        with pytest.raises(KeyboardInterrupt):
-            run_and_interrupt(session, os.getpid())
-        assert len(session.run(os.getpid)) == 2
 
 
 def test_interrupt_of_a_call_that_ends_meanwhile_is_not_lost(session: Session, interruptible: None) -> None:
