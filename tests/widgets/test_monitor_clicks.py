@@ -17,7 +17,7 @@ import pytest
 
 from notebook_launcher import launch, report, track
 from notebook_launcher.widgets import Monitor
-from tests.kernel.test_ipykernels import VERSIONS, installed
+from tests.kernel.test_ipykernels import VERSION, installed
 from tests.support.front_end import (
     LEFTOVERS,
     TRAIN,
@@ -40,11 +40,11 @@ if TYPE_CHECKING:
 KERNEL_CODE = TRAIN
 
 
-@pytest.fixture(scope="module", params=VERSIONS)
-def other_kernel(request: pytest.FixtureRequest) -> Iterator[Kernel]:
-    with warm_kernel(env={"PYTHONPATH": os.pathsep.join([str(installed(request.param)), str(ROOT)])}) as kernel:
+@pytest.fixture(scope="module")
+def other_kernel() -> Iterator[Kernel]:
+    with warm_kernel(env={"PYTHONPATH": os.pathsep.join([str(installed(VERSION)), str(ROOT)])}) as kernel:
         outcome = kernel.execute(TRAIN + "import ipykernel; print(ipykernel.__version__)")
-        assert outcome.stdout.strip() == request.param
+        assert outcome.stdout.strip() == VERSION
         with clean(kernel):
             yield kernel
 

@@ -57,10 +57,11 @@ class Call:
         self, tree: Tree | None = None, *, deadline: float | None = None, debug: bool = False, **options: Any
     ) -> None:
         self.now = 1000.0
-        self.tree: Any = tree or Tree()
+        self.tree = tree or Tree()
+        made: Any = self.tree
         ends = None if deadline is None else self.now + deadline
         call = messages.RunCall(call_id=1, generation=0)
-        self.attempt = Attempt(self.tree, call, (), deadline=ends, debug=debug, clock=lambda: self.now, **options)
+        self.attempt = Attempt(made, call, (), deadline=ends, debug=debug, clock=lambda: self.now, **options)
         self.attempt.begin()
         self.tree.sent.clear()
         self.looked: list[float] = []

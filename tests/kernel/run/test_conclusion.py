@@ -41,6 +41,11 @@ def raised(rank: int, *, travels: bool = True) -> RankOutcome:
     return RankOutcome.of_record(rank, raised_record(), (anonymous_file("error"),) if travels else ())
 
 
+def read_error(fd: int, _report: messages.ExceptionReport) -> KeyError:
+    os.close(fd)
+    return KeyError("boom")
+
+
 class Ending:
     """The data of a run whose ranks have these outcomes."""
 
@@ -54,7 +59,7 @@ class Ending:
         self.hosting = Hosting(
             sink=StreamSink(),
             take_value=os.close,
-            take_exception=lambda fd, _report: KeyError(os.close(fd)),
+            take_exception=read_error,
             questions=unused,
             can_ask=False,
             is_raised=False,

@@ -195,8 +195,8 @@ def test_oldest_tenth_of_a_series_is_dropped_beyond_the_limit_of_the_sizes_and_r
     assert numbers.since(0) == (list(range(2, 21)), 21)
     assert numbers.since(19) == ([19, 20], 21)
     series = BoundedSeries[bytes](10, len)
-    for value in (b"1234", b"5678", b"9"):
-        series.append(value)
+    for picture in (b"1234", b"5678", b"9"):
+        series.append(picture)
     assert series.values == [b"1234", b"5678", b"9"]
     series.append(b"10")
     assert series.values == [b"5678", b"9", b"10"]
