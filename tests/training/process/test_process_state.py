@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import warnings
 from collections import deque
 from datetime import timedelta
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -70,7 +72,6 @@ def test_variables_that_cannot_work_are_named(changes, message):
         read_place(TORCHRUN | changes)
 
 
-@pytest.mark.parametrize("make", [list, tuple, deque, torch.tensor, np.array, pd.Series])
 @pytest.mark.parametrize(("length", "num_processes", "shares", "padded"), [
     (5, 2, [[0, 1, 2], [3, 4]], [[0, 1, 2], [3, 4, 4]]),
     (4, 2, [[0, 1], [2, 3]], [[0, 1], [2, 3]]),
@@ -78,9 +79,10 @@ def test_variables_that_cannot_work_are_named(changes, message):
     (7, 3, [[0, 1, 2], [3, 4], [5, 6]], [[0, 1, 2], [3, 4, 6], [5, 6, 6]]),
     (0, 2, [[], []], [[], []]),
 ])  # fmt: skip
-def test_shares_follow_each_other_and_are_padded_with_the_last_item(make, length, num_processes, shares, padded):
-    inputs = make(list(range(length)))
-    for pad, expected in ((False, shares), (True, padded)):
+def test_shares_follow_each_other_and_are_padded_with_the_last_item(length, num_processes, shares, padded):
+    makes: list[Any] = [list, tuple, deque, torch.tensor, np.array, pd.Series]
+    for make, (pad, expected) in itertools.product(makes, [(False, shares), (True, padded)]):
+        inputs = make(list(range(length)))
         found = [split(inputs, rank, num_processes, pad=pad) for rank in range(num_processes)]
         assert [list(share) for share in found] == expected
         assert {type(share) for share in found} <= {type(inputs), list}

@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from notebook_launcher import Accelerator, DistributedDataParallelKwargs, LocalSGD
 from tests.support.toy_rank_check import ON_0, WEIGHTS, Training
-from tests.support.toy_training import Sessions, make_data, make_model
+from tests.support.toy_training import Sessions, fit, make_data, make_model
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -171,12 +171,8 @@ def train_a_sharded_optimizer(_: Path) -> int:
     accelerator, model = Accelerator(cpu=True), make_model()
     model = accelerator.prepare(model)
     zero = ZeroRedundancyOptimizer(model.parameters(), optimizer_class=torch.optim.Adam, lr=0.1)
-    optimizer = accelerator.prepare(zero)
-    for number in range(5):
-        inputs, targets = make_data(2, seed=number + 100 * accelerator.process_index)
-        accelerator.backward(torch.nn.functional.mse_loss(model(inputs), targets))
-        optimizer.step()
-        optimizer.zero_grad()
+    seeds = range(100 * accelerator.process_index, 100 * accelerator.process_index + 5)
+    fit(accelerator, model, accelerator.prepare(zero), (make_data(2, seed=seed) for seed in seeds))
     return 5
 
 

@@ -33,6 +33,11 @@ def started(run: Run) -> Run:
     return run
 
 
+def prepare(accelerator: Accelerator, lr: float = 0.1) -> Any:
+    model = torch.nn.Linear(1, 1)
+    return accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=lr))
+
+
 def train(num_updates: int, *, checkpoint: str | None = None, names: bool = False) -> Any:
     """Train, from a checkpoint if there is one; return the weights."""
     configuration = ProjectConfiguration(project_dir=".", automatic_checkpoint_naming=names)
@@ -111,8 +116,7 @@ def test_stop_after_the_step_waits_for_it(tmp_path):
 def test_all_ranks_stop_after_the_same_update(tmp_path, num_processes, loops):
     def loop() -> None:
         accelerator = Accelerator(gradient_accumulation_steps=2)
-        model, data = torch.nn.Linear(1, 1), DataLoader(TensorDataset(torch.ones(64, 1)), batch_size=1)
-        model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=1e-6))
+        data, (model, optimizer) = DataLoader(TensorDataset(torch.ones(64, 1))), prepare(accelerator, lr=1e-6)
         if loops == "prepared":
             data = accelerator.prepare(data)
         rank, num_updates = accelerator.process_index, 0
@@ -159,11 +163,9 @@ def test_checkpoint_with_an_automatic_name_is_saved_before_a_stop_after_the_step
 
 
 def test_accelerator_that_a_session_keeps_trains_on_after_a_stop():
-    def prepare() -> None:
+    def keep() -> None:
         accelerator = Accelerator()
-        model = torch.nn.Linear(1, 1)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        builtins.kept = accelerator, *accelerator.prepare(model, optimizer)  # type: ignore[attr-defined]
+        builtins.kept = accelerator, *prepare(accelerator)  # type: ignore[attr-defined]
 
     def train_on(num_updates: int) -> int:
         accelerator, model, optimizer = builtins.kept  # type: ignore[attr-defined]
@@ -177,7 +179,7 @@ def test_accelerator_that_a_session_keeps_trains_on_after_a_stop():
 
     # One rank: several get a new process group after a stop, to which a model that was kept does not belong.
     with Session(1, output="none") as session:
-        session.run(prepare)
+        session.run(keep)
         for _ in range(2):
             run = started(session.launch(train_on, args=(10**9,)))
             assert run.stop(after_step=True) == "ask"
@@ -191,8 +193,7 @@ def test_accelerator_that_a_session_keeps_trains_on_after_a_stop():
 def test_ranks_without_another_update_stop_at_their_own_steps():
     def evaluate() -> None:
         accelerator = Accelerator()
-        model = torch.nn.Linear(1, 1)
-        model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        model, optimizer = prepare(accelerator)
         accelerator.backward(model(torch.ones(1, 1)).sum())
         optimizer.step()
         for number in track(range(10**9)):
@@ -216,8 +217,7 @@ def test_ranks_that_never_look_are_stopped_as_always():
 
 def reduce_with_the_last(mark: Path) -> None:
     accelerator = Accelerator()
-    model = torch.nn.Linear(1, 1)
-    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    model, optimizer = prepare(accelerator)
     if accelerator.is_last_process:
         while not mark.exists():
             time.sleep(0.001)
@@ -253,11 +253,9 @@ def test_first_loss_that_is_not_finite_is_named_once(capsys):
 
     def loop() -> None:
         accelerator = Accelerator(gradient_accumulation_steps=2)
-        rows, model = torch.ones(24, 1), torch.nn.Linear(1, 1)
+        rows, (model, optimizer) = torch.ones(24, 1), prepare(accelerator)
         rows[8] = torch.inf
-        model, optimizer, loader = accelerator.prepare(
-            model, torch.optim.SGD(model.parameters(), lr=0.1), DataLoader(TensorDataset(rows), batch_size=2)
-        )
+        loader = accelerator.prepare(DataLoader(TensorDataset(rows), batch_size=2))
         for (batch,) in loader:
             with accelerator.accumulate(model):
                 loss = model(batch).abs().mean()

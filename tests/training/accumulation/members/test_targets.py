@@ -165,10 +165,9 @@ def test_several_ranks_refuse_what_nothing_would_synchronise(ranks, mistake, wor
 
 @shards_on_cpus
 @pytest.mark.parametrize("prepared", ["optimizer alone", "both"])
-@pytest.mark.parametrize("each_batch", [None, True, False])
 @pytest.mark.parametrize("wrapped", [False, True])
-def test_sharded_model_accumulates_exactly(ranks, prepared, each_batch, wrapped):
-    def train():
+def test_sharded_model_accumulates_exactly(ranks, prepared, wrapped):
+    def train(each_batch):
         from torch.distributed.fsdp import fully_shard
 
         plugin = GradientAccumulationPlugin(num_steps=3, sync_each_batch=each_batch)
@@ -194,16 +193,13 @@ def test_sharded_model_accumulates_exactly(ranks, prepared, each_batch, wrapped)
                     updates.append([parameter.grad.full_tensor() for parameter in model.parameters()])
                 optimizer.step()
                 optimizer.zero_grad()
-        return updates, inputs[:4], targets[:4]
+        return updates
 
-    results = ranks.run(2, train)
-    expected = full_gradient(
-        make_model().state_dict(),
-        torch.cat([result[1] for result in results]),
-        torch.cat([result[2] for result in results]),
-    )
-    for updates, _, _ in results:
-        torch.testing.assert_close(updates, [expected], atol=1e-6, rtol=1e-6)
+    inputs, targets = zip(*(make_data(7, seed=rank) for rank in range(2)), strict=True)
+    rows = (torch.cat([each[:4] for each in column]) for column in (inputs, targets))
+    expected = full_gradient(make_model().state_dict(), *rows)
+    for found in ranks.run(2, lambda: [train(each_batch) for each_batch in (None, True, False)]):
+        torch.testing.assert_close(found, [[expected]] * 3, atol=1e-6, rtol=1e-6)
 
 
 def gradients_of_a_window(kind: str, each_batch: bool | None) -> list[Any]:
