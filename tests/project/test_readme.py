@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.support import pages
 from tests.support.kernels import ROOT
-from tests.support.warm_kernels import warm_kernel
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def test_readme_example_prints_the_shown_output() -> None:
+def test_readme_example_prints_the_shown_output_and_its_failure_the_cause(tmp_path: Path) -> None:
     code, shown = re.findall(r"```(?:python)?\n(.*?)```", README, re.DOTALL)[:2]
-    with warm_kernel() as kernel:
+    _, failure, *_ = pages.blocks(README)
+    with pages.reader(tmp_path) as kernel:
         outcome = kernel.execute(code)
         assert outcome.error is None, outcome.traceback
+        pages.run(failure, kernel)
         assert kernel.execute("print(len(results), sorted(results[0]))").stdout == "2 ['bias', 'weight']\n"
 
     def without_measurements(text: str) -> list[str]:
@@ -54,13 +59,6 @@ FILLED_IN = {
     "devices=[1, 3]": 'devices="cpu"',
     '16, engine=SSH(["gpu1", "gpu2"])': "2, engine=Commands([[], []])",
 }
-
-
-def test_readme_failure_shows_the_cause(tmp_path):
-    first, failure, *_ = pages.blocks(README)
-    with pages.reader(tmp_path) as kernel:
-        for block in (first, failure):
-            pages.run(block, kernel)
 
 
 @pytest.mark.slow

@@ -71,11 +71,12 @@ class Page:
     comm_id: str
 
     @classmethod
-    def opened(cls, kernel: Kernel, cell: str, number: int = 0) -> Page:
-        """Wait until a cell shows a monitor."""
-        outcome = kernel.wait(cell, until=lambda outcome: len(views(outcome)) > number or finished(outcome))
-        assert len(views(outcome)) > number, outcome
-        return cls(kernel, cell, views(outcome)[number])
+    def opened(cls, kernel: Kernel, code: str, *, allow_stdin: bool = True) -> Page:
+        """Start a cell, and wait until it shows a monitor."""
+        cell = kernel.start(code, allow_stdin=allow_stdin)
+        outcome = kernel.wait(cell, until=lambda outcome: bool(views(outcome)) or finished(outcome))
+        assert views(outcome), outcome
+        return cls(kernel, cell, views(outcome)[0])
 
     def send(self, kind: str, page: str = "", *, subshell_id: str | None = None, **content: Any) -> None:
         header = {} if subshell_id is None else {"subshell_id": subshell_id}
@@ -110,8 +111,10 @@ class Page:
 
 
 def executed(kernel: Kernel, code: str) -> Outcome:
-    """Run a cell as a front end does, which can ask for input."""
-    return kernel.wait(kernel.start(code, allow_stdin=True))
+    """Run a cell, which must not raise, as a front end does, which can ask for input."""
+    outcome = kernel.wait(kernel.start(code, allow_stdin=True))
+    assert outcome.error is None, outcome.traceback
+    return outcome
 
 
 def views(outcome: Outcome) -> list[str]:

@@ -322,24 +322,9 @@ def curve(name: str, number: int = 0, values: Sequence[float | None] = (), **cha
 
 def reset(**changes: Any) -> dict[str, Any]:
     """Return a whole run as a message."""
-    message = {
-        "type": "reset",
-        "legend": legend_item(),
-        "run": run(),
-        "ranks": [rank(0), rank(1)],
-        "curves": [],
-        "pictures": [],
-        "lanes": [],
-        "usage": [],
-        "logs": [],
-        "errors": errors(),
-        "notices": [],
-        "settings": [],
-        "changes": [],
-        "answers": [],
-        "findings": [],
-    }
-    return {**message, **changes}
+    empty = ("curves", "pictures", "lanes", "usage", "logs", "notices", "settings", "changes", "answers", "findings")
+    message = {"type": "reset", "legend": legend_item(), "run": run(), "ranks": [rank(0), rank(1)], "errors": errors()}
+    return {**{name: [] for name in empty}, **message, **changes}
 
 
 LANES = [

@@ -1,4 +1,4 @@
-"""Messages of the monitor's page while the cell is busy, in each supported ipykernel, and what stays of a monitor."""
+"""Messages of the monitor's page while the cell is busy, in an older ipykernel, too, and what stays of a monitor."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.support.front_end import (
     picture_of,
 )
 from tests.support.kernels import ROOT
-from tests.support.warm_kernels import evaluate, final, warm_kernel
+from tests.support.warm_kernels import evaluate, final, run_cell, warm_kernel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -50,8 +50,7 @@ def other_kernel() -> Iterator[Kernel]:
 
 
 def test_stop_button_works_while_the_cell_is_busy(other_kernel: Kernel) -> None:
-    cell = other_kernel.start("notebook_launch(train, 2)", allow_stdin=True)
-    page = Page.opened(other_kernel, cell)
+    page = Page.opened(other_kernel, "notebook_launch(train, 2)")
     page.send("hello")
     messages = page.until(lambda messages: len(messages) > 5 and len(last_steps(messages)) > 1)
     assert kinds(messages) == ["reset"] + ["update"] * (len(messages) - 1)
@@ -59,7 +58,7 @@ def test_stop_button_works_while_the_cell_is_busy(other_kernel: Kernel) -> None:
     assert messages[0]["run"]["action_hint"] == ""
     assert last_steps(messages) == sorted(set(last_steps(messages)))
     page.send("stop")
-    outcome = other_kernel.wait(cell)
+    outcome = other_kernel.wait(page.cell)
     assert (outcome.error or "").startswith("RunStoppedError")
     assert page.messages[-1]["run"]["state"] == "stopped"
     assert page.messages[-1]["run"]["is_over"]
@@ -80,35 +79,30 @@ def test_stop_button_works_while_the_cell_is_busy(other_kernel: Kernel) -> None:
 
 
 def test_page_reloaded_while_the_cell_waits_gets_the_run(kernel: Kernel) -> None:
-    cell = kernel.start("notebook_launch(train, 2)", allow_stdin=True)
-    page = Page.opened(kernel, cell)
+    page = Page.opened(kernel, "notebook_launch(train, 2)")
     page.send("hello", page="first")
     page.until(lambda messages: len(messages) > 1)
-    control, widgets = all_widgets(kernel, cell)
+    control, widgets = all_widgets(kernel, page.cell)
     assert widgets[page.comm_id]["state"]["title"] == "train"
     page.send("hello", page="second")
     page.until(lambda messages: kinds(messages).count("reset") == 2)
     page.send("stop")
-    assert (kernel.wait(cell).error or "").startswith("RunStoppedError")
+    assert (kernel.wait(page.cell).error or "").startswith("RunStoppedError")
     # The picture does not come to a page that was reloaded, so it keeps the monitor of the run that is over.
     assert not page.is_closed
     page.send("hello", page="third")
     page.until(lambda messages: kinds(messages).count("reset") == 3)
     assert page.messages[-1]["run"]["state"] == "stopped"
-    closing = f"from ipywidgets.widgets import widget; widget._instances[{page.comm_id!r}].close()"
-    assert kernel.execute(closing).error is None
+    run_cell(kernel, f"from ipywidgets.widgets import widget; widget._instances[{page.comm_id!r}].close()")
     close_comm(kernel, control)
 
 
 def test_page_reloaded_while_the_cell_computes_gets_the_run(kernel: Kernel) -> None:
-    cell = kernel.start(
-        "import time\nrun = launch(train, 2)\nwhile run.state != 'stopped': time.sleep(0.001)", allow_stdin=True
-    )
-    page = Page.opened(kernel, cell)
-    control, widgets = all_widgets(kernel, cell)
+    page = Page.opened(kernel, "import time\nrun = launch(train, 2)\nwhile run.state != 'stopped': time.sleep(0.001)")
+    control, widgets = all_widgets(kernel, page.cell)
     assert page.comm_id in widgets
     page.send("stop")
-    assert kernel.wait(cell).error is None
+    assert kernel.wait(page.cell).error is None
     close_comm(kernel, control)
 
 
@@ -129,45 +123,41 @@ def all_widgets(kernel: Kernel, cell: str) -> tuple[str, dict[str, Any]]:
 
 
 def close_comm(kernel: Kernel, comm_id: str) -> None:
-    outcome = kernel.execute(f"import comm; comm.get_comm_manager().comms[{comm_id!r}].close()")
-    assert outcome.error is None, outcome.traceback
+    run_cell(kernel, f"import comm; comm.get_comm_manager().comms[{comm_id!r}].close()")
 
 
 def test_other_messages_keep_their_order_and_get_their_replies(kernel: Kernel) -> None:
     # After an error Jupyter would drop the cells that wait.
-    cell = kernel.start("try: notebook_launch(train, 2)\nexcept RunStoppedError: pass", allow_stdin=True)
-    page = Page.opened(kernel, cell)
+    page = Page.opened(kernel, "try: notebook_launch(train, 2)\nexcept RunStoppedError: pass")
     first = kernel.start("print('first')")
     page.send("hello")
     second = kernel.start("print('second')")
     page.until(lambda messages: len(messages) > 1)
     assert not kernel.outcome(first).messages
     page.send("stop")
-    assert kernel.wait(cell).error is None
+    assert kernel.wait(page.cell).error is None
     assert kernel.wait(first).stdout == "first\n"
     assert kernel.wait(second).stdout == "second\n"
 
 
 def test_detached_run_shows_its_monitor(kernel: Kernel) -> None:
-    cell = kernel.start("run = launch(train, 2)", allow_stdin=True)
-    page = Page.opened(kernel, cell)
+    page = Page.opened(kernel, "run = launch(train, 2)")
     page.send("hello")
     page.until(lambda messages: len(messages) > 1)
     page.send("interrupt")
     page.until(lambda messages: any(message.get("run", {}).get("is_over") for message in messages))
-    outcome = kernel.wait(cell, until=lambda outcome: "data-nbl-explore" in str(final(outcome)))
+    outcome = kernel.wait(page.cell, until=lambda outcome: "data-nbl-explore" in str(final(outcome)))
     assert not any(WIDGET_VIEW in data for data in final(outcome).values())
     assert evaluate(kernel, "run.wait(); run.state") == "stopped"
 
 
 def test_clicks_from_a_front_end_with_subshells_arrive(kernel: Kernel) -> None:
     subshell = kernel.ask_control("create_subshell_request")["subshell_id"]
-    cell = kernel.start("notebook_launch(train, 2)", allow_stdin=True)
-    page = Page.opened(kernel, cell)
+    page = Page.opened(kernel, "notebook_launch(train, 2)")
     page.send("hello", subshell_id=subshell)
     page.until(lambda messages: len(messages) > 1)
     page.send("stop", subshell_id=subshell)
-    assert (kernel.wait(cell).error or "").startswith("RunStoppedError")
+    assert (kernel.wait(page.cell).error or "").startswith("RunStoppedError")
     kernel.ask_control("delete_subshell_request", subshell_id=subshell)
 
 
@@ -175,8 +165,7 @@ def test_requests_of_the_page_are_carried_out(kernel: Kernel) -> None:
     def notices(messages: list[dict[str, Any]]) -> str:
         return "\n".join(notice for message in messages for notice in message.get("notices", ()))
 
-    cell = kernel.start("notebook_launch(train, 2)", allow_stdin=True)
-    page = Page.opened(kernel, cell)
+    page = Page.opened(kernel, "notebook_launch(train, 2)")
     for kind in ("hello", "stacks", "save", "no such thing"):
         page.send(kind)
     page.until(lambda messages: "Accelerator" in notices(messages) and "train" in notices(messages))
@@ -184,7 +173,7 @@ def test_requests_of_the_page_are_carried_out(kernel: Kernel) -> None:
     assert "time.sleep(0.01)" in notices(page.messages) or "in train" in notices(page.messages)
     for kind in ("stop", "stop", "interrupt", "stop"):
         page.send(kind)
-    assert (kernel.wait(cell).error or "").startswith("RunStoppedError")
+    assert (kernel.wait(page.cell).error or "").startswith("RunStoppedError")
 
 
 STEERED = """
@@ -216,8 +205,7 @@ def test_settings_are_changed_from_the_page_while_the_cell_is_busy(kernel: Kerne
         return {setting["name"]: setting["text"] for setting in latest("settings") or ()}
 
     kernel.execute(STEERED)
-    cell = kernel.start("notebook_launch(steered, 2)", allow_stdin=True)
-    page = Page.opened(kernel, cell)
+    page = Page.opened(kernel, "notebook_launch(steered, 2)")
     page.send("hello")
     page.until(lambda _: "lr" in texts())
     assert texts() == {
@@ -250,7 +238,7 @@ def test_settings_are_changed_from_the_page_while_the_cell_is_busy(kernel: Kerne
     page.send("resume")
     page.until(lambda _: latest("run")["state"] == "running")
     page.send("set", name="enough", value="on")
-    outcome = kernel.wait(cell)
+    outcome = kernel.wait(page.cell)
     assert (outcome.result or "").startswith("Results of 2 ranks\n  0: 0.25"), outcome
     _, drawing = picture_of(outcome)
     assert "lr 0.5 → 0.25" in drawing["image/svg+xml"]
@@ -270,13 +258,13 @@ def test_buttons_work_after_the_cell_if_ipykernel_has_no_tap(kernel: Kernel) -> 
         "known, tap._running_kernel = tap._running_kernel, lambda: object()\n"
         "run = launch(train, 2, monitor=False)\nMonitor(run)"
     )
-    page = Page.opened(kernel, kernel.start(code))
+    page = Page.opened(kernel, code, allow_stdin=False)
     page.send("hello")
     (message, *_) = page.until(bool)
     assert "interrupt button" in message["run"]["action_hint"]
     page.send("stop")
     page.until(lambda messages: any(message.get("run", {}).get("is_over") for message in messages))
-    assert kernel.execute("tap._running_kernel = known; run.wait()").error is None
+    run_cell(kernel, "tap._running_kernel = known; run.wait()")
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -287,27 +275,25 @@ def test_only_the_newest_monitors_of_ended_runs_stay_open(kernel: Kernel) -> Non
     kernel.execute("from notebook_launcher.widgets.monitor import monitor as module; module.MAX_EXPLORABLE = 1")
     pages = []
     for _ in range(2):
-        cell = kernel.start("notebook_launch(train, 2)", allow_stdin=True)
-        pages.append(Page.opened(kernel, cell))
+        pages.append(Page.opened(kernel, "notebook_launch(train, 2)"))
         pages[-1].send("hello")
         pages[-1].until(lambda messages: len(last_steps(messages)) > 0)
         pages[-1].send("interrupt")
-        kernel.wait(cell)
-    kernel.wait(cell, until=lambda _: pages[0].is_closed)
+        kernel.wait(pages[-1].cell)
+    kernel.wait(pages[-1].cell, until=lambda _: pages[0].is_closed)
     assert not pages[1].is_closed
 
 
 @pytest.mark.parametrize("reader", ["run", "open_run(run.id)"])
 def test_run_that_is_over_can_be_explored(kernel: Kernel, reader: str) -> None:
-    outcome = kernel.execute(
+    run_cell(
+        kernel,
         "from notebook_launcher import open_run\n"
         "def short(): print('from a rank'); train(5)\n"
-        "run = launch(short, 2, output='none'); run.wait()"
+        "run = launch(short, 2, output='none'); run.wait()",
     )
-    assert outcome.error is None, outcome.traceback
-    cell = kernel.start(f"monitor = Monitor({reader}); monitor")
-    page = Page.opened(kernel, cell)
-    outcome = kernel.wait(cell)
+    page = Page.opened(kernel, f"monitor = Monitor({reader}); monitor", allow_stdin=False)
+    outcome = kernel.wait(page.cell)
     (shown,) = final(outcome).values()
     assert shown["text/html"].startswith("<div>short on 2 ranks: done")
     assert shown["text/plain"]
@@ -326,10 +312,9 @@ def test_run_that_is_over_can_be_explored(kernel: Kernel, reader: str) -> None:
 
 
 def test_folded_picture_stands_below_the_monitor_of_a_live_run(kernel: Kernel) -> None:
-    cell = kernel.start("notebook_launch(train, 2)", allow_stdin=True)
-    page = Page.opened(kernel, cell)
+    page = Page.opened(kernel, "notebook_launch(train, 2)")
     page.send("hello")
-    outcome = kernel.wait(cell, until=lambda outcome: "loss" in str(final(outcome)))
+    outcome = kernel.wait(page.cell, until=lambda outcome: "loss" in str(final(outcome)))
     widget, kept = final(outcome).values()
     assert WIDGET_VIEW in widget
     assert re.match(r'<div data-nbl-kept="\w+"><style>[^<]+</style><details ', kept["text/html"])
@@ -337,7 +322,7 @@ def test_folded_picture_stands_below_the_monitor_of_a_live_run(kernel: Kernel) -
     assert "<img" in kept["text/html"]
     assert kept["text/plain"].startswith("train on 2 ranks: running")
     kernel.interrupt()
-    outcome = kernel.wait(cell)
+    outcome = kernel.wait(page.cell)
     table, drawing = picture_of(outcome)
     assert "stopped" in table["text/html"]
     assert "<img" in drawing["text/html"]

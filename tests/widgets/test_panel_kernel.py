@@ -1,4 +1,4 @@
-"""The panel in a real kernel: clicked, it launches real ranks, and their results, failures and output come back."""
+"""The panel in a real kernel: clicked, it launches real ranks, and their results come back; and the table of runs."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from notebook_launcher import runs
 from tests.kernel.test_ipykernels import installed
 from tests.support.kernels import ROOT
 from tests.support.warm_kernels import evaluate, final, run_cell, unchanged, warm_kernel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from tests.support.kernels import Kernel, Outcome
 
@@ -56,8 +58,7 @@ panel
 @pytest.fixture(scope="module")
 def kernel_and_cell() -> Iterator[tuple[Kernel, str]]:
     with warm_kernel(env={"NOTEBOOK_LAUNCHER_RUNS": "off"}) as kernel:
-        shown = kernel.execute(PANEL)
-        assert shown.error is None, shown.traceback
+        shown = run_cell(kernel, PANEL)
         yield kernel, shown.msg_id
 
 
@@ -75,17 +76,13 @@ def cell(kernel_and_cell: tuple[Kernel, str]) -> str:
 
 def click(kernel: Kernel, button: str, panel: str = "panel") -> None:
     """Click as a front end does: by a message to the widget."""
-    comm_id = evaluate(kernel, f"{panel}.comm.comm_id")
-    content = {"comm_id": comm_id, "data": {"method": "custom", "content": {"type": button}}}
-    client: Any = kernel._client
-    client.shell_channel.send(client.session.msg("comm_msg", content))
+    kernel.send_comm(evaluate(kernel, f"{panel}.comm.comm_id"), {"method": "custom", "content": {"type": button}})
 
 
 def test_panel_works_with_the_oldest_ipywidgets() -> None:
     path = os.pathsep.join([str(installed("7.7.5", "ipywidgets", "ipython-genutils")), str(ROOT)])
     with warm_kernel(env={"PYTHONPATH": path, "NOTEBOOK_LAUNCHER_RUNS": "off"}) as kernel:
-        shown = kernel.execute("import ipywidgets; print(ipywidgets.__version__)" + PANEL)
-        assert shown.error is None, shown.traceback
+        shown = run_cell(kernel, "import ipywidgets; print(ipywidgets.__version__)" + PANEL)
         assert shown.stdout == "7.7.5\n"
         before = set(final(shown))
         put = {"type": "put", "key": "arguments.endless", "value": True}
@@ -101,8 +98,7 @@ def test_panel_works_with_the_oldest_ipywidgets() -> None:
         ended = kernel.wait(shown.msg_id, until=lambda cell: new_picture(cell, before, "stopped"))
         assert "update" in sent(kernel, comm_id)
         assert "stopped after" in ended.stdout
-        closed = kernel.execute("monitor = panel.run_area.monitor; monitor.close(); monitor")
-        assert closed.error is None, closed.traceback
+        closed = run_cell(kernel, "monitor = panel.run_area.monitor; monitor.close(); monitor")
         assert "stopped" in str(closed.result)
 
 
@@ -265,8 +261,7 @@ def start_by_click(kernel: Kernel, name: str) -> None:
     code = (
         f'can_stop = Waiting({name}.stop_button, "disabled", lambda is_off: not is_off)\n{name}.launch_button.click()'
     )
-    started = kernel.execute(f"{code}\ncan_stop.wait()")
-    assert started.error is None, started.traceback
+    run_cell(kernel, f"{code}\ncan_stop.wait()")
     deadline = time.monotonic() + 60
     while evaluate(kernel, f"{name}.run.state") == "starting":  # Its run can be stopped before its ranks run.
         assert time.monotonic() < deadline, evaluate(kernel, f"repr({name}.run)")
@@ -280,8 +275,7 @@ def test_panel_of_a_cell_that_is_run_again_adopts_the_live_run(kernel: Kernel) -
     kernel.execute(AGAIN)
     start_by_click(kernel, "again")
     kernel.execute("first, run = again, again.run")
-    shown = kernel.execute(AGAIN)
-    assert shown.error is None, shown.traceback
+    shown = run_cell(kernel, AGAIN)
     assert evaluate(kernel, "again is first, again.run is run, run.state") == (False, True, "running")
     assert evaluate(kernel, "again.launch_button.disabled, again.stop_button.disabled") == (True, False)
     assert "loop is running on 2 ranks" in evaluate(kernel, "again.run_area.status_text")
@@ -312,7 +306,7 @@ def test_each_panel_of_a_cell_adopts_the_run_of_its_function(kernel: Kernel) -> 
     kernel.execute(cell)
     start_by_click(kernel, "again")
     kernel.execute("first, idle = again, other")
-    assert kernel.execute(cell).error is None
+    run_cell(kernel, cell)
     assert evaluate(kernel, "again.run is first.run, other.run, idle.comm, first.comm") == (True, None, None, None)
     kernel.execute("elsewhere = again; again")
     kernel.execute(AGAIN)  # another cell: the panel that is still shown keeps its run
@@ -326,7 +320,7 @@ def test_panels_of_a_cell_that_is_run_again_leave_no_comm_and_no_thread(kernel: 
     kernel.execute(AGAIN)
     num_comms, threads = evaluate(kernel, LEFT)
     for _ in range(3):
-        assert kernel.execute(AGAIN).error is None
+        run_cell(kernel, AGAIN)
     deadline = time.monotonic() + 10
     # The closed monitors' threads end with their next look; those of the first may still have been there before.
     while (left := evaluate(kernel, LEFT)) and (left[0] > num_comms or len(left[1]) > len(threads)):
@@ -339,7 +333,7 @@ def test_panel_of_a_cell_that_is_run_again_keeps_what_was_typed_and_the_code_doe
     answers: dict[str, Any] = {"answer_input": lambda _prompt, _password: ""}  # as a front end with a reader
     kernel.execute(cell, **answers)
     changed = "keeps.config = type(keeps.config)(num_processes=1, seed=4); keeps.arguments = {'lr': 0.7, 'fails': True}"
-    assert kernel.execute(changed).error is None
+    run_cell(kernel, changed)
     kernel.execute(cell, **answers)
     assert evaluate(kernel, "keeps.config.num_processes, keeps.config.seed, dict(keeps.arguments)") == (
         *(2, 4),
@@ -360,3 +354,26 @@ def test_picture_below_a_panel_is_renewed_with_it_and_what_is_replaced_shows_it(
     (left,) = (content["data"] for content in kernel.execute("old").displays)
     assert "0.625" in left["text/html"]
     assert set(left) == {"text/html", "text/plain"}
+
+
+RUNS = """
+import os
+from notebook_launcher import launch, runs
+os.environ["NOTEBOOK_LAUNCHER_RUNS"] = {folder!r}
+for name in ("one", "two"): launch(lambda: report(loss=1.0), 1, name=name, output="none").result()
+runs()
+"""
+
+
+def test_cell_shows_the_table_of_runs_and_the_page_deletes_a_run(kernel: Kernel, tmp_path: Path) -> None:
+    shown = kernel.wait(kernel.start(RUNS.format(folder=str(tmp_path)), allow_stdin=True))
+    assert shown.error is None, shown.traceback
+    live, kept = (display["data"] for display in shown.displays[-2:])
+    assert "two" in kept["text/plain"]
+    assert "<table" in kept["text/html"]
+    names = [run.id for run in runs(tmp_path)]
+    model = live["application/vnd.jupyter.widget-view+json"]["model_id"]
+    kernel.send_comm(model, {"method": "custom", "content": {"type": "delete", "ids": names[:1]}})
+    assert run_cell(kernel, "len(runs())").result == str(len(names) - 1)
+    assert [run.id for run in runs(tmp_path)] == names[1:]
+    run_cell(kernel, "os.environ['NOTEBOOK_LAUNCHER_RUNS'] = 'off'")

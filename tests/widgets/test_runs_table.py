@@ -9,7 +9,6 @@ import pytest
 from notebook_launcher import RecordedRun, runs
 from notebook_launcher.widgets.runs.runs_table import RunsTable
 from tests.support.toy_runs import make_run
-from tests.support.warm_kernels import warm_kernel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -68,28 +67,3 @@ def test_list_without_a_front_end_is_a_table_of_html(home: Path) -> None:
     with pytest.raises(NotImplementedError, match="no front end draws widgets here"):
         runs(home)._ipython_display_()
     assert "<table" in runs(home)._repr_html_()
-
-
-CELL = """
-from notebook_launcher import launch, report, runs
-def quick():
-    report(loss=1.0)
-launch(quick, 1, name="one", output="none").result()
-launch(quick, 1, name="two", output="none").result()
-runs()
-"""
-
-
-def test_cell_shows_the_table_and_the_page_deletes_a_run(tmp_path: Path) -> None:
-    with warm_kernel(env={"NOTEBOOK_LAUNCHER_RUNS": str(tmp_path)}) as kernel:
-        shown = kernel.wait(kernel.start(CELL, allow_stdin=True))
-        assert shown.error is None, shown.traceback
-        live, kept = (display["data"] for display in shown.displays[-2:])
-        assert "two" in kept["text/plain"]
-        assert "<table" in kept["text/html"]
-        model = live["application/vnd.jupyter.widget-view+json"]["model_id"]
-        names = [run.id for run in runs(tmp_path)]
-        content = {"type": "delete", "ids": names[:1]}
-        kernel.send_comm(model, {"method": "custom", "content": content})
-        assert kernel.execute("len(runs())").result == str(len(names) - 1)
-    assert [run.id for run in runs(tmp_path)] == names[1:]

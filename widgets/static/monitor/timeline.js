@@ -1,11 +1,7 @@
 import { h, make, scrolled, Section, show } from "./elements.js";
 import { formatSeconds, formatTick } from "./units.js";
 
-const WINDOW_CHOICES = [
-  ["4", "last 4 steps"],
-  ["16", "last 16 steps"],
-  ["Infinity", "all kept steps"],
-];
+const WINDOW_CHOICES = { 4: "last 4 steps", 16: "last 16 steps", Infinity: "all kept steps" };
 const MAX_LAG = 2; // seconds between the reports of two ranks; a rank that reports later than that is stuck
 const LETTER_ROOM = 1.4; // percent of the width
 const LEAST = 0.04; // percent of the width; a span that is shorter is not seen
@@ -16,7 +12,7 @@ const endOf = ([, start, seconds]) => start + seconds;
 export class Timeline extends Section {
   constructor() {
     super("Timeline", ({ lanes }) => [...lanes.values()].some((spans) => spans.length));
-    const options = WINDOW_CHOICES.map(([value, label]) => h("option", { value }, label));
+    const options = Object.entries(WINDOW_CHOICES).map(([value, label]) => h("option", { value }, label));
     this.windows = make("select", { "aria-label": "Steps that the timeline shows", onchange: () => this.refresh() }, ...options);
     show(this.controls, this.windows);
   }
