@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from notebook_launcher.engines.cluster import cluster_tree, node_records
 from notebook_launcher.engines.cluster.cluster_tree import ClusterTree
-from notebook_launcher.engines.cluster.connections import Greeting, choose_networks, version_difference, versions
+from notebook_launcher.engines.cluster.connections import Greeting, choose_networks, version_difference
 from notebook_launcher.engines.cluster.node import Node
 from notebook_launcher.engines.engine import start_deadline
 from notebook_launcher.errors import ConfigError
@@ -78,7 +78,7 @@ class Cluster:
         greeting: Greeting | None = _reply(node, Greeting, until)
         if greeting is None:
             return None
-        if differs := version_difference(versions(), greeting.versions):
+        if differs := version_difference(greeting.versions):
             raise ConfigError(
                 f"node {node.number} ({greeting.host}) has other versions than this kernel: {differs}. Both sides need "
                 "the same ones; python= names the interpreter of the nodes.",

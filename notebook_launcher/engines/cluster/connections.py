@@ -73,7 +73,7 @@ class CommandConnection:
 
     def last_words(self) -> str:
         """Return the end of what the command wrote to its standard error."""
-        return tail_of(self._errors)
+        return read_tail(self._errors.fileno(), LAST_WORDS)
 
     def end(self, patience: float) -> None:
         """Wait for the command's end; after `patience` seconds kill it, with what it has started in its group."""
@@ -89,11 +89,6 @@ class CommandConnection:
         if self._process.poll() is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signum)  # It leads a session.
-
-
-def tail_of(file: AnonymousFile) -> str:
-    """Return the end of a file of errors; empty if it is closed."""
-    return read_tail(file.fileno(), LAST_WORDS)
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -152,11 +147,11 @@ def versions() -> dict[str, str]:
     }
 
 
-def version_difference(here: dict[str, str], there: dict[str, str]) -> str:
-    """Return `torch 2.4.0 there, 2.5.1 here` for versions that differ; empty if none do."""
+def version_difference(there: dict[str, str]) -> str:
+    """Return `torch 2.4.0 there, 2.5.1 here` for versions that differ from this process's; empty if none do."""
     return ", ".join(
         f"{name} {there.get(name, 'unknown')} there, {version} here"
-        for name, version in here.items()
+        for name, version in versions().items()
         if there.get(name) != version
     )
 

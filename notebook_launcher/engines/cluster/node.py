@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.engines.cluster import node_records
-from notebook_launcher.engines.cluster.connections import MARK, Greeting, version_difference, versions
+from notebook_launcher.engines.cluster.connections import MARK, Greeting, version_difference
 from notebook_launcher.engines.kernel_imports import KernelImports
 from notebook_launcher.messaging.links import Link, LinkError
 
@@ -165,7 +165,8 @@ class Node:
             greeting = self._await_greeting()
             self._has_greeted = True
             self.replies.put(greeting)
-            while not version_difference(versions(), greeting.versions):  # Else nothing of it is unpickled.
+            is_alike = not version_difference(greeting.versions)
+            while is_alike:  # Otherwise nothing of it is unpickled.
                 self._take(self._link.receive(PATIENCE), time.monotonic())
         except (
             Exception

@@ -17,9 +17,9 @@ import threading
 import warnings
 from typing import Any
 
-from notebook_launcher.engines.cluster.connections import tail_of
+from notebook_launcher.engines.cluster.connections import LAST_WORDS
 from notebook_launcher.errors import ConfigError
-from notebook_launcher.messaging.channel import AnonymousFile
+from notebook_launcher.messaging.channel import AnonymousFile, read_tail
 
 INIT_PATIENCE = 120.0
 """Seconds for the import of ray, and for Ray to give up an address."""
@@ -144,7 +144,8 @@ class RayDriver:
     def _gone(self, why: str) -> str:
         status = self._process.poll()
         reason = why if status is None else f"it ended with {status}"
-        return f"the process that is connected to Ray does not answer: {reason}. {tail_of(self._errors)}"
+        last_words = read_tail(self._errors.fileno(), LAST_WORDS)
+        return f"the process that is connected to Ray does not answer: {reason}. {last_words}"
 
     def close(self) -> None:
         """End the process, which serves no agent."""
