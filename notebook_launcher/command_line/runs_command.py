@@ -19,8 +19,6 @@ from notebook_launcher.wording import clean, plural
 if TYPE_CHECKING:
     import argparse
 
-    from notebook_launcher.history.schema import RunSnapshot
-
 NUM_LISTED = 16
 CHOICES = ("name", "tag", "state", "kind")
 """Options that choose runs as `RunList.filter` does."""
@@ -89,6 +87,7 @@ def _list(options: argparse.Namespace) -> int:
 
 def _show(options: argparse.Namespace) -> int:
     from notebook_launcher.archive.listing import open_run
+    from notebook_launcher.config import LaunchConfig
     from notebook_launcher.drawing.run_picture import plain_settings, static_text
     from notebook_launcher.drawing.tables import terminal_width
     from notebook_launcher.history.curves import Curves
@@ -100,8 +99,11 @@ def _show(options: argparse.Namespace) -> int:
     lines += [f"name: {run.name}", *([f"notes: {run.notes}"] if run.notes else [])]
     if commit := run.environment.get("git", {}).get("commit"):
         lines.append(f"git commit: {commit}")
-    settings = plain_settings(snapshot)
-    defaults = {} if options.all else _default_settings(snapshot)
+    settings, defaults = plain_settings(snapshot), dict[str, str]()
+    if not options.all:
+        config = LaunchConfig()
+        usual = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+        defaults = plain_settings(dataclasses.replace(snapshot, arguments={}, config=usual))
     chosen = {name: value for name, value in settings.items() if defaults.get(name) != value}
     lines += [f"{name}: {value}" for name, value in chosen.items()]
     if num_left_out := len(settings) - len(chosen):
@@ -112,16 +114,6 @@ def _show(options: argparse.Namespace) -> int:
     # A folder from elsewhere could hold what makes a terminal do things.
     print(clean(text, len(text)))
     return 0
-
-
-def _default_settings(snapshot: RunSnapshot) -> dict[str, str]:
-    """Return the settings of a run whose options all have their defaults."""
-    from notebook_launcher.config import LaunchConfig
-    from notebook_launcher.drawing.run_picture import plain_settings
-
-    defaults = LaunchConfig()
-    config = {field.name: getattr(defaults, field.name) for field in dataclasses.fields(defaults)}
-    return plain_settings(dataclasses.replace(snapshot, arguments={}, config=config))
 
 
 def _ranks(chosen: str | None, num_processes: int) -> range:
