@@ -110,21 +110,11 @@ def with_counters_on_cpu(state: dict[str, Any]) -> dict[str, Any]:
 class Reader:
     """Reads one checkpoint on one rank; raises `CheckpointError` for what is damaged or does not fit.
 
-    Args:
-        folder: The checkpoint's folder.
-        stateful: The objects whose states are loaded.
-        process: This process among its peers.
-        device: The device of the tensors that are read, as `torch.load` takes it.
-        load_kwargs: Further arguments of `torch.load`.
+    `device` and `load_kwargs` are for `torch.load`.
     """
 
     def __init__(
-        self,
-        folder: Path,
-        stateful: StatefulObjects,
-        process: ProcessState,
-        device: Any,
-        load_kwargs: dict[str, Any],
+        self, folder: Path, stateful: StatefulObjects, process: ProcessState, device: Any, load_kwargs: dict[str, Any]
     ) -> None:
         self.folder = folder
         self.stateful = stateful

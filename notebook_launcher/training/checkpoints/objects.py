@@ -31,11 +31,7 @@ def read_object(
 ) -> Any:
     """Return the object in a file of `torch.save`, made of plain types: numbers, text, containers, tensors, arrays.
 
-    Args:
-        path: The file.
-        map_location: Device for tensors.
-        trust: The argument that allows any type, and its function, for the error.
-        load_kwargs: For `torch.load`.
+    `trust` is the argument that allows any type, and its function, for the error.
     """
     options: dict[str, Any] = {"weights_only": True, **load_kwargs}
     try:

@@ -7,7 +7,6 @@ over.
 from __future__ import annotations
 
 import itertools
-import random
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +20,9 @@ from notebook_launcher.training.checkpoints import folders as staging
 from notebook_launcher.training.checkpoints.folders import write_text
 from notebook_launcher.training.parallelism.fsdp_plugin import FullyShardedDataParallelPlugin
 from notebook_launcher.training.plugins import ProjectConfiguration
+from notebook_launcher.training.random import set_seed
 from tests.support.killing import NEVER, check, interpreter, start_killed, survey, were_killed
-from tests.support.toy_checkpoints import Meter
+from tests.support.toy_checkpoints import Meter, Training
 from tests.support.toy_training import shards_on_cpus
 
 if TYPE_CHECKING:
@@ -110,48 +110,26 @@ def test_model_is_the_old_one_or_the_new_one(run, tmp_path):
     check(run(models, tmp_path / "parent" / "folder"), at_least=20)
 
 
-class Training:
-    """One number in every part."""
-
-    def __init__(self, number: int) -> None:
-        self.accelerator = Accelerator(cpu=True, gradient_accumulation_steps=9)
-        self.model = torch.nn.Linear(1, 1, bias=False)
-        torch.nn.init.constant_(self.model.weight, number)
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.25 * number)
-        self.model, self.optimizer = self.accelerator.prepare(self.model, self.optimizer)
-        with self.accelerator.accumulate(self.model):
-            self.accelerator.backward(9 * number * self.model(torch.ones(1, 1)).sum())
-        self.meter = Meter(number)
-        self.accelerator.register_for_checkpointing(self.meter)
-
-    def numbers(self) -> set[float]:
-        draw = random.random()
-        assert self.model.weight.grad is not None
-        return {
-            self.model.weight.item(),
-            self.model.weight.grad.item(),
-            self.optimizer.param_groups[0]["lr"] / 0.25,
-            self.meter.state,
-            next(number for number in range(9) if random.Random(number).random() == draw),
-        }
-
-
 def states(folder: str) -> dict[str, Any]:
-    """Survey saves of the whole state of a training."""
+    """Survey saves of the whole state of a training inside a window."""
     torch.set_num_threads(1)
-    target, trainings = Path(folder), {number: Training(number) for number in (1, 2)}
+    target, trainings = Path(folder), [Training(seed) for seed in range(3)]
 
     def save(number: int) -> None:
-        random.seed(number)
+        set_seed(number)
         trainings[number].accelerator.save_state(target)
 
-    def load() -> str:
-        found = Training(3)
-        found.accelerator.load_state(target)
-        (number,) = found.numbers()
-        return {1: "old", 2: "new"}[int(number)]
+    expected = {}
+    for number, name in ((1, "old"), (2, "new")):
+        trainings[number].train(number)
+        set_seed(number)
+        expected[repr(trainings[number].everything())] = name
 
-    return survey(lambda: save(1), killed(lambda: save(2)), load, target, every=2)
+    def load() -> str:
+        trainings[0].accelerator.load_state(target)
+        return expected[repr(trainings[0].everything())]
+
+    return survey(lambda: save(1), killed(lambda: save(2)), load, target, every=3)
 
 
 @pytest.mark.slow

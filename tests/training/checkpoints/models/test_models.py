@@ -95,36 +95,32 @@ def test_tied_tensors_are_written_once_and_load_into_a_model_that_ties_them_no_m
     assert same(loose, tied(1))
 
 
+def views(start: float) -> dict[str, torch.Tensor]:
+    whole = torch.arange(start, start + 50_000)
+    return {"left": whole[:10], "right": whole[5:15], "turned": whole[:12].view(3, 4).t()}
+
+
+def mixed(fill: int) -> dict[str, torch.Tensor]:
+    dtypes = (torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.bool, torch.uint8)
+    tensors = {str(dtype).replace(".", "_"): torch.full((3,), fill, dtype=dtype) for dtype in dtypes}
+    return {**tensors, "empty": torch.zeros(0, 3), "scalar": torch.tensor(float(fill))}
+
+
+class Buffers(torch.nn.Module):
+    def __init__(self, buffers: dict[str, torch.Tensor]) -> None:
+        super().__init__()
+        for name, tensor in buffers.items():
+            self.register_buffer(name, tensor)
+
+
 @FORMATS
-def test_views_of_one_storage_are_different_tensors_and_cost_no_more_than_they_show(tmp_path, safe):
-    class Views(torch.nn.Module):
-        def __init__(self, start: float) -> None:
-            super().__init__()
-            whole = torch.arange(start, start + 50_000)
-            self.register_buffer("left", whole[:10])
-            self.register_buffer("right", whole[5:15])
-            self.register_buffer("turned", whole[:12].view(3, 4).t())
-
-    checkpoints.save_model(Views(1), tmp_path, safe_serialization=safe)
-    model = Views(100)
+@pytest.mark.parametrize("make", [views, mixed])
+def test_views_of_one_storage_and_all_dtypes_come_back_and_cost_no_more_than_they_show(tmp_path, safe, make):
+    checkpoints.save_model(Buffers(make(1)), tmp_path, safe_serialization=safe)
+    model = Buffers(make(0))
     checkpoints.load_model(model, tmp_path)
-    assert same(model, Views(1))
+    assert same(model, Buffers(make(1)))
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 10_000
-
-
-def test_dtypes_and_empty_tensors_come_back_as_they_were(tmp_path):
-    class Mixed(torch.nn.Module):
-        def __init__(self, fill: int) -> None:
-            super().__init__()
-            for dtype in (torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.bool, torch.uint8):
-                self.register_buffer(str(dtype).replace(".", "_"), torch.full((3,), fill, dtype=dtype))
-            self.register_buffer("empty", torch.zeros(0, 3))
-            self.register_buffer("scalar", torch.tensor(float(fill)))
-
-    checkpoints.save_model(Mixed(1), tmp_path)
-    model = Mixed(0)
-    checkpoints.load_model(model, tmp_path)
-    assert same(model, Mixed(1))
 
 
 def test_wrappers_are_seen_through(tmp_path):

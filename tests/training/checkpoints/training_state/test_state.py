@@ -222,14 +222,6 @@ def test_other_types_are_announced_when_saved_and_refused_unless_asked_for(tmp_p
     assert type(meter.state) is type(state)
 
 
-def test_objects_without_a_state_are_listed():
-    class Half:
-        def state_dict(self) -> None: ...
-
-    with pytest.raises(ValueError, match=r"(?s)Item at index 1, `Half`.*Item at index 3, `int`"):
-        Accelerator(cpu=True).register_for_checkpointing(Meter(), Half(), Meter(), 5)
-
-
 def test_scaler_is_restored_and_reported_if_missing(tmp_path):
     saving, other, full = (Accelerator(cpu=True, mixed_precision=kind) for kind in ("fp16", "fp16", "no"))
     assert saving.scaler is not None

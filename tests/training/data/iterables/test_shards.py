@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -157,30 +158,32 @@ def test_position_of_other_ranks_or_workers_is_refused(ranks):
     assert "every rank, or rank 0 alone, reads the data set as a whole" in ranks.run(1, load, state, 0)[0]
 
 
-def test_data_set_that_the_user_split_is_not_split_again(ranks):
-    def split(whole_on: int | None) -> Any:
-        from datasets.distributed import split_dataset_by_node
+def split_for(rank: int) -> Any:
+    from datasets.distributed import split_dataset_by_node
 
-        accelerator = Accelerator(cpu=True)
-        rank = accelerator.process_index if whole_on is None else whole_on
-        data = split_dataset_by_node(streamed(EQUAL), rank=rank, world_size=2)
-        loader = accelerator.prepare(DataLoader(data, batch_size=2))
+    return split_dataset_by_node(streamed(EQUAL), rank=rank, world_size=2)
+
+
+def test_data_set_that_the_user_split_is_not_split_again(ranks):
+    def read(rank: int | None) -> Any:
+        data = split_for(dist.get_rank() if rank is None else rank)
+        loader = Accelerator(cpu=True).prepare(DataLoader(data, batch_size=2))
         return [number for batch in loader for number in batch["number"].tolist()]
 
-    assert sorted(number for seen in ranks.run(2, split, None) for number in seen) == numbers_in(EQUAL)
+    assert sorted(number for seen in ranks.run(2, read, None) for number in seen) == numbers_in(EQUAL)
     with pytest.raises(ValueError, match="was split for rank 0 of 2, and this is rank 1 of 2"):
-        ranks.run(2, split, 0)
+        ranks.run(2, read, 0)
 
 
-@pytest.mark.parametrize("sizes", [(3, 3), (7,)])
-def test_data_set_with_fewer_shards_than_ranks_is_read_by_all(ranks, sizes):
+@pytest.mark.parametrize(("sizes", "kind"), [((3, 3), "OwnShards"), ((7,), "IterableDatasetShard")])
+def test_data_set_with_fewer_shards_than_ranks_is_read_by_all(ranks, sizes, kind):
     def read() -> Any:
         loader = prepare(streamed(sizes), batch_size=2)
         return type(loader.dataset).__name__, [n for batch in loader for n in batch["number"].tolist()]
 
     kinds, seen = zip(*ranks.run(2, read), strict=True)
-    assert set(kinds) == {"OwnShards" if len(sizes) == 2 else "IterableDatasetShard"}
-    assert {number for numbers in seen for number in numbers} == set(numbers_in(sizes))
+    assert set(kinds) == {kind}
+    assert set(itertools.chain(*seen)) == set(numbers_in(sizes))
 
 
 def test_compat_reads_the_shards_that_accelerate_reads(ranks):
@@ -252,10 +255,7 @@ def test_data_set_that_splits_itself_is_read_as_a_whole(ranks):
 @pytest.mark.parametrize("option", ["dispatch_batches", "split_batches"])
 def test_share_of_one_rank_is_not_shared_out_again(ranks, option):
     def refuse() -> None:
-        from datasets.distributed import split_dataset_by_node
-
-        split = split_dataset_by_node(streamed(EQUAL), rank=dist.get_rank(), world_size=2)
-        for data in (split, SplitWhenMade()):
+        for data in (split_for(dist.get_rank()), SplitWhenMade()):
             options: Any = {option: True, "put_on_device": True}
             with pytest.raises(ValueError, match=f"made for one rank, and with {option}=True that rank's share"):
                 prepare_data_loader(DataLoader(data, batch_size=2), **options)
