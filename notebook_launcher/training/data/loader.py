@@ -87,15 +87,14 @@ class DataLoaderStateMixin:
         return self.active_loaders.owner
 
     def reset(self) -> None:
-        """Forget the loop, but for the number of its batches, which goes on."""
+        """Forget the loop."""
         for name in OF_THE_LOOP:
-            if name != "num_drawn":
-                vars(self).pop(name, None)
+            vars(self).pop(name, None)
 
     def begin(self) -> None:
         """Become the active loader."""
         self.reset()
-        self.iteration_token, self.num_drawn = object(), 0
+        self.iteration_token = object()
         self.active_loaders.begin(self)
 
     def end(self) -> None:
@@ -351,13 +350,9 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any], ABC):
             attributes, watch = vars(self), watch_rows(self, self._place)
             active_loaders = self.active_loaders
             requests = None if active_loaders.are_several else active_loaders.requests
-            for batch, drawn, is_last, position in self._with_progress(deliveries, start):
-                attributes["current_round"], attributes["end_of_dataloader"], attributes["iteration_token"] = (
-                    drawn,
-                    is_last,
-                    token,
-                )
-                attributes["num_drawn"] += 1
+            for number, (batch, drawn, is_last, position) in enumerate(self._with_progress(deliveries, start), 1):
+                attributes["current_round"], attributes["end_of_dataloader"] = drawn, is_last
+                attributes["iteration_token"], attributes["num_drawn"] = token, number
                 active_loaders.note_draw(self)
                 if watch is not None:
                     watch(batch, drawn)
