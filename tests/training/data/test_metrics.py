@@ -31,8 +31,13 @@ def evaluate(length: int, compute: Callable[[torch.Tensor], Any], **options: Any
     return [gather_for_metrics(compute(batch), loader, use_gather_object=as_objects) for batch in loader]
 
 
-def on_all(sessions: Sessions, number: int, *args: Any, **options: Any) -> list[Any]:
-    everybody = sessions.run(number, lambda: evaluate(*args, **options))
+def case(length: int, compute: Callable[[torch.Tensor], Any], **options: Any) -> Callable[[], list[Any]]:
+    return lambda: evaluate(length, compute, **options)
+
+
+def on_all(sessions: Sessions, number: int, *cases: Callable[[], list[Any]]) -> list[list[Any]]:
+    """Return the results of each case, which all ranks must have."""
+    everybody = sessions.run(number, lambda: [each() for each in cases])
     assert repr(everybody[0]) == repr(everybody[-1])
     return everybody[0]  # type: ignore[no-any-return]
 
@@ -46,8 +51,9 @@ def test_gather_for_metrics_drops_repeated_samples_of_nested_results(ranks, num_
     def compute(batch: torch.Tensor) -> Any:
         return {"logits": torch.stack([batch, batch * 2], dim=1), "ids": (batch, None)}
 
-    for length in (1, 2, 7, 12, 13):
-        found = on_all(ranks, num_processes, length, compute, **options)
+    lengths = (1, 2, 7, 12, 13)
+    results = on_all(ranks, num_processes, *(case(length, compute, **options) for length in lengths))
+    for length, found in zip(lengths, results, strict=True):
         assert torch.cat([part["ids"][0] for part in found]).tolist() == list(range(length))
         assert torch.cat([part["logits"] for part in found])[:, 1].tolist() == [2 * number for number in range(length)]
         assert all(part["ids"][1] is None for part in found)
@@ -55,18 +61,24 @@ def test_gather_for_metrics_drops_repeated_samples_of_nested_results(ranks, num_
 
 @pytest.mark.parametrize("options", [{"drop_last": True}, {"skip": 1}, {"split_batches": True, "batch_size": 6}])
 def test_gather_for_metrics_is_exact_after_skips_and_copies(ranks, options):
-    found = torch.cat(on_all(ranks, 2, 17, lambda batch: batch, **options)).tolist()
-    assert found == list(range(6, 17) if "skip" in options else range(12 if "drop_last" in options else 17))
+    (found,) = on_all(ranks, 2, case(17, lambda batch: batch, **options))
+    assert torch.cat(found).tolist() == list(
+        range(6, 17) if "skip" in options else range(12 if "drop_last" in options else 17)
+    )
 
 
 def test_lists_of_objects_become_one_also_beside_tensors(ranks):
-    found = on_all(ranks, 2, 10, lambda batch: [f"text {number}" for number in batch.tolist()], even_batches=False)
-    assert flat(found) == [f"text {number}" for number in range(10)]
-    found = on_all(ranks, 2, 10, list, use_gather_object=True)
-    assert [int(item) for item in flat(found)] == list(range(10))
-    found = on_all(ranks, 2, 7, lambda batch: {"ids": batch, "names": [str(number) for number in batch.tolist()]})
-    assert torch.cat([part["ids"] for part in found]).tolist() == list(range(7))
-    assert flat(part["names"] for part in found) == [str(number) for number in range(7)]
+    texts, as_objects, beside = on_all(
+        ranks,
+        2,
+        case(10, lambda batch: [f"text {number}" for number in batch.tolist()], even_batches=False),
+        case(10, list, use_gather_object=True),
+        case(7, lambda batch: {"ids": batch, "names": [str(number) for number in batch.tolist()]}),
+    )
+    assert flat(texts) == [f"text {number}" for number in range(10)]
+    assert [int(item) for item in flat(as_objects)] == list(range(10))
+    assert torch.cat([part["ids"] for part in beside]).tolist() == list(range(7))
+    assert flat(part["names"] for part in beside) == [str(number) for number in range(7)]
 
 
 STRUCTURES: dict[str, Callable[[list[int]], Any]] = {
@@ -108,7 +120,7 @@ PARTS: list[Callable[[list[int]], Any]] = [
 @pytest.mark.parametrize(("make", "length"), list(zip(PARTS, (9, 10, 10), strict=True)))
 def test_a_list_of_parts_is_no_list_of_samples(ranks, make, length):
     # The last rounds have 1 and 2 samples on a rank: as many as there are parts, or fewer.
-    found = on_all(ranks, 2, length, lambda batch: make(batch.tolist()), batch_size=4)
+    (found,) = on_all(ranks, 2, case(length, lambda batch: make(batch.tolist()), batch_size=4))
     ends = [*range(8, length, 8), length]
     assert repr(found) == repr([make(list(range(8 * at, end))) for at, end in enumerate(ends)])
 
@@ -124,8 +136,10 @@ def test_a_list_of_mappings_is_read_by_its_length_alone(ranks):
         return {"layers": [{"x": batch, "loss": batch.sum()}] * 2}
 
     # As long as rank 1's batch, and not as long as rank 0's.
-    last = on_all(ranks, 2, 5, columns, batch_size=3, even_batches=False)[-1]["layers"]
-    assert [(layer["x"].tolist(), layer["loss"].tolist()) for layer in last] == [([0, 1, 2, 3, 4], [3, 7])] * 2
+    (found,) = on_all(ranks, 2, case(5, columns, even_batches=False))
+    assert [(layer["x"].tolist(), layer["loss"].tolist()) for layer in found[-1]["layers"]] == [
+        ([0, 1, 2, 3, 4], [3, 7])
+    ] * 2
 
     def boxes(batch: torch.Tensor) -> Any:
         return [{"box": torch.full((2,), int(number))} for number in batch]
@@ -139,9 +153,8 @@ def test_a_text_of_the_batch_stays_if_all_ranks_have_the_same(ranks):
     def compute(batch: torch.Tensor) -> Any:
         return {"x": batch, "name": "test", "more": ({"a", "b"}, batch)}
 
-    assert [part["name"] for part in on_all(ranks, 3, 7, compute)] == ["test"]
-    assert on_all(ranks, 3, 7, compute)[0]["more"][0] == {"a", "b"}
-    assert on_all(ranks, 2, 4, lambda _: "all") == ["all"]
+    ((found,), texts) = on_all(ranks, 3, case(7, compute), case(9, lambda _: "all"))
+    assert (found["name"], found["more"][0], texts) == ("test", {"a", "b"}, ["all"])
 
     def differ() -> None:
         text = r"as value\['name'\], '0' on rank 0, '1' on rank 1: an object that is in no list .* Put it into a list"
@@ -157,18 +170,23 @@ def extremes(batch: torch.Tensor) -> torch.Tensor:
 
 def test_values_of_the_batch_are_gathered_whole(ranks):
     # Accelerate cuts such tensors to the number of samples that remain.
-    losses = on_all(ranks, 2, 7, lambda batch: batch.float().mean())
+    uneven = {"even_batches": False}
+    found = on_all(
+        ranks,
+        2,
+        case(7, lambda batch: batch.float().mean()),
+        case(7, lambda batch: batch.sum().item(), **uneven),
+        case(8, extremes, **uneven),
+        # Two numbers of each batch, of which one rank has two samples.
+        *(case(length, extremes, batch_size=size, **uneven) for length, size in ((4, 3), (5, 3), (3, 2))),
+        case(4, lambda batch: batch.new_zeros(0, 2), **uneven),
+    )
+    losses, sums, *pairs, (empty,) = found
     assert [part.tolist() for part in losses] == [[1.0, 4.0], [pytest.approx(7 / 3)]]
-    pairs = on_all(ranks, 2, 8, extremes, even_batches=False)
-    assert [part.tolist() for part in pairs] == [[0, 2, 3, 5], [6, 7]]
-    numbers = on_all(ranks, 2, 7, lambda batch: batch.sum().item(), even_batches=False)
-    assert numbers == [[3, 12], [6]]
-    # Two numbers of each batch, of which one rank has two samples.
-    for length, batch_size, expected in ((4, 3, [0, 2, 3, 3]), (5, 3, [0, 2, 3, 4]), (3, 2, [0, 1, 2, 2])):
-        found = on_all(ranks, 2, length, extremes, even_batches=False, batch_size=batch_size)
-        assert [part.tolist() for part in found] == [expected]
-    found = on_all(ranks, 2, 4, lambda batch: batch.new_zeros(0, 2), even_batches=False)
-    assert [tuple(part.shape) for part in found] == [(0, 2)]
+    assert sums == [[3, 12], [6]]
+    wanted = [[[0, 2, 3, 5], [6, 7]], [[0, 2, 3, 3]], [[0, 2, 3, 4]], [[0, 1, 2, 2]]]
+    assert [[part.tolist() for part in parts] for parts in pairs] == wanted
+    assert empty.shape == (0, 2)
 
 
 def test_without_a_loop_and_with_a_loader_of_ones_own_nothing_is_left_out(ranks):
@@ -200,7 +218,8 @@ def test_several_rows_for_a_sample_that_is_repeated_warn(ranks, as_objects):
 
 @pytest.mark.parametrize(("as_objects", "options"), [(False, {"even_batches": False}), (True, {"drop_last": True})])
 def test_several_rows_for_each_sample_are_gathered(ranks, as_objects, options):
-    found = on_all(ranks, 2, 7, lambda batch: twice(batch, as_objects), use_gather_object=as_objects, **options)
+    double = case(7, lambda batch: twice(batch, as_objects), use_gather_object=as_objects, **options)
+    (found,) = on_all(ranks, 2, double)
     length = 6 if "drop_last" in options else 7
     assert [int(each) for part in found for each in part] == [row for row in range(length) for _ in range(2)]
 

@@ -123,8 +123,8 @@ def test_resumed_run_is_bit_for_bit_equal_and_other_ranks_go_on_in_the_same_orde
     rounds, states = through[0]["rounds"], through[0]["states"]
     length = sum(epoch == 0 for epoch, _ in rounds)
     stops = {done: states[done - 1] for done in (2, length - 1, length + 2)} | {length: through[0]["end"]}
-    for done, state in stops.items():
-        rest = ranks.run(num_processes, go_on, kind, 2, state)
+    rests = ranks.run(num_processes, lambda: [go_on(kind, 2, state) for state in stops.values()])
+    for done, *rest in zip(stops, *rests, strict=True):
         for rank in range(num_processes):
             for what in ("rounds", "batches"):
                 assert rest[rank][what] == through[rank][what][done:], (what, done)

@@ -66,7 +66,7 @@ def test_save_state_needs_a_folder_or_automatic_naming_in_a_project(tmp_path, tr
 
 
 def project(folder: Path | None, **options: Any) -> Accelerator:
-    config = ProjectConfiguration(folder and str(folder), automatic_checkpoint_naming=True, **options)
+    config = ProjectConfiguration(None if folder is None else str(folder), automatic_checkpoint_naming=True, **options)
     return Accelerator(cpu=True, project_config=config)
 
 

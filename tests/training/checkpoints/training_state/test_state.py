@@ -118,7 +118,7 @@ def test_other_objects_than_were_saved_are_refused(saved, change, words):
 
 
 def test_several_models_have_their_own_files_and_other_names_are_loaded_if_asked(tmp_path):
-    def prepare(*, bias: bool = False) -> tuple[Accelerator, list[torch.nn.Module]]:
+    def prepare(*, bias: bool = False) -> tuple[Accelerator, list[Any]]:
         accelerator = Accelerator(cpu=True)
         return accelerator, [accelerator.prepare(torch.nn.Linear(2, 2, bias=bias)) for _ in range(3)]
 

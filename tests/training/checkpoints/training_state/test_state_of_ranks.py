@@ -179,8 +179,9 @@ def test_each_machine_may_have_its_own_copy(ranks, tmp_path):
     def on_two_machines() -> tuple[float, float]:
         os.environ["LOCAL_RANK"], os.environ["LOCAL_WORLD_SIZE"] = "0", "1"
         rank = torch.distributed.get_rank()
-        found = []
-        for steps in (first, []):
+        found: list[float] = []
+        nothing: Any = []
+        for steps in (first, nothing):
             training = Averaging()
             training.accelerator.state.local_process_index = 0
             training.accelerator.project_configuration = ProjectConfiguration(save_on_each_node=True)

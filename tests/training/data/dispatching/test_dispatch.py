@@ -232,12 +232,14 @@ def test_exceptions_in_the_data_set_and_unpicklable_batches_reach_every_rank(ran
         assert loader.active_loaders.loaders == []
         return seen, type(caught.value).__name__
 
-    for good in (0, 4, 5):
-        broken = Broken(good, ZeroDivisionError("by zero"))
-        assert ranks.run(2, fail, broken) == [(good // 2, "ZeroDivisionError")] * 2
+    def fail_each() -> list[tuple[int, str]]:
+        broken = [Broken(good, ZeroDivisionError("by zero")) for good in (0, 4, 5)]
+        found = [fail(data) for data in (*broken, Broken(0, UnpicklableError()))]
+        return [*found, fail(Given([threading.Lock()] * 2), batch_size=None)]
+
+    zero = [(seen, "ZeroDivisionError") for seen in (0, 2, 2)]
     names = ["UnpicklableError", "RuntimeError"]
-    assert ranks.run(2, lambda: fail(Broken(0, UnpicklableError()))) == [(0, name) for name in names]
-    assert ranks.run(2, lambda: fail(Given([threading.Lock()] * 2), batch_size=None)) == [(0, "TypeError")] * 2
+    assert ranks.run(2, fail_each) == [[*zero, (0, name), (0, "TypeError")] for name in names]
 
 
 def test_skipping_rounds_and_leaving_a_loop_leave_all_ranks_in_step(ranks):
@@ -317,7 +319,8 @@ def train(loader: DataLoader[Any], options: dict[str, Any]) -> tuple[list[float]
 @pytest.mark.parametrize("collate", [detection, list, arrays, packed])
 def test_batches_of_any_form_weigh_their_samples(ranks: Sessions, collate: Callable[..., Any]) -> None:
     def run() -> list[tuple[list[float], list[list[float]]]]:
-        in_worker: Any = DataLoader(list(Stream()), batch_size=2, collate_fn=collate, num_workers=1)
+        samples: Any = list(Stream())
+        in_worker = DataLoader(samples, batch_size=2, collate_fn=collate, num_workers=1)
         found = [
             train(DataLoader(Stream(), batch_size=2, collate_fn=collate), {"even_batches": False}),
             train(in_worker, {"even_batches": False, "dispatch_batches": True}),

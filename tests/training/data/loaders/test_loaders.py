@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler, default_collate
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 
 from notebook_launcher.training.accumulation.windows import ActiveLoaders
 from notebook_launcher.training.data.prepare import prepare_data_loader, skip_first_batches
@@ -33,19 +33,6 @@ def plain(data: Any, **options: Any) -> DataLoader[Any]:
 def make(kind: str, length: int = 10, **options: Any) -> Any:
     data: Any = Stream(length) if "stream" in kind else range(length)
     return prepare_data_loader(plain(data, batch_size=4, **options), **LOADERS[kind])  # type: ignore[arg-type]
-
-
-class Rows:
-    """A data set that is asked for whole batches."""
-
-    def __init__(self, length: int) -> None:
-        self.length = length
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, indices: list[int]) -> list[int]:
-        return list(indices)
 
 
 @pytest.fixture(params=LOADERS)
@@ -144,7 +131,7 @@ def test_len_counts_batches_of_this_rank(kind):
 
 def test_batch_sampler_in_place_of_a_sampler_deals_whole_batches():
     sampler = BatchSampler(SequentialSampler(range(22)), batch_size=4, drop_last=False)
-    users = plain(Rows(22), sampler=sampler, batch_size=None, collate_fn=default_collate)
+    users = plain(torch.arange(22), sampler=sampler, batch_size=None)
     loader = prepare_data_loader(users, num_processes=2, process_index=1)
     assert [batch.tolist() for batch in loader] == [[4, 5, 6, 7], [12, 13, 14, 15], [20, 21, 0, 1]]
     assert get_sampler(loader) is sampler.sampler
@@ -199,7 +186,10 @@ def test_data_exception_is_raised_at_the_same_batch_as_in_torch():
 
 
 def test_loop_draws_as_torchs_own_loader_does():
-    class Noisy(Rows):
+    class Noisy:
+        def __len__(self) -> int:
+            return 10
+
         def __getitem__(self, index: Any) -> Any:
             return index + torch.rand(())
 
@@ -207,7 +197,7 @@ def test_loop_draws_as_torchs_own_loader_does():
         torch.manual_seed(4)
         return [[*batch.tolist(), torch.rand(()).item()] for _ in range(2) for batch in loader]
 
-    users = plain(Noisy(10), batch_size=4, shuffle=True)
+    users = plain(Noisy(), batch_size=4, shuffle=True)
     assert draw(prepare_data_loader(users)) == draw(users)
 
 

@@ -61,14 +61,15 @@ def go_through(options: dict[str, Any], kind: str) -> list[Any]:
 @pytest.mark.parametrize("kind", ["map", "split map", "stream", "split stream"])
 @pytest.mark.parametrize("dispatch", [False, True])
 def test_every_sample_comes_once_and_in_order(ranks, dispatch, kind):
-    for even, uneven in POLICIES:
-        options = {"dispatch_batches": dispatch, "even_batches": even, "uneven": uneven}
-        for parts in zip(*ranks.run(3, go_through, options, kind), strict=True):
+    policies = [{"dispatch_batches": dispatch, "even_batches": even, "uneven": uneven} for even, uneven in POLICIES]
+    by_rank = ranks.run(3, lambda: [go_through(options, kind) for options in policies])
+    for options, *found in zip(policies, *by_rank, strict=True):
+        for parts in zip(*found, strict=True):
             size, drop_last, *_ = parts[0]
             assert [fine for _, _, fine, _ in parts] == [True] * 3, options
             rounds = itertools.chain(*zip(*(seen for *_, seen in parts), strict=True))
             seen = list(itertools.chain(*rounds))
-            assert seen == list(range(len(seen) if drop_last or uneven == "stop" else size)), options
+            assert seen == list(range(len(seen) if drop_last or options["uneven"] == "stop" else size)), options
 
 
 def collect(sessions: Sessions, num_processes: int, options: Any, *, stream: bool = False, **kwargs: Any) -> Any:
@@ -122,7 +123,7 @@ def test_ranks_with_other_seeds_take_their_order_from_rank_0(ranks, kwargs):
     ],
 )
 def test_workers_change_no_batch(ranks, options, kwargs):
-    arguments = {"batch_size": 4, "shuffle": True}
+    arguments: Any = {"batch_size": 4, "shuffle": True}
     expected = collect(ranks, 2, options, **arguments)
     assert collect(ranks, 2, options, num_workers=2, **arguments, **kwargs) == expected
 
@@ -228,18 +229,16 @@ def test_loop_that_counts_a_repeated_batch_gets_a_warning(ranks: Sessions, optio
         weight = accelerator.prepare(torch.nn.Parameter(torch.ones(1)))
         data: Any = torch.arange(13.0)
         loader = accelerator.prepare(DataLoader(data, batch_size=3))
-        use = {"gather": accelerator.gather_for_metrics, "sum": torch.sum}.get(
+        use: Any = {"gather": accelerator.gather_for_metrics, "sum": torch.sum}.get(
             way, lambda batch: accelerator.backward((weight * batch).mean())
         )
         _, texts = recorded(lambda: [use(batch) for batch in loader])
         return [text for text in texts if "counts" in text]
 
-    (none, (told,)) = ranks.run(2, loop, "sum")
-    assert none == []
-    assert f"counts {'1 sample' if options else '3 samples'} twice. Add up what gather_for_metrics() returns" in told
     silent: Any = ("gather", {}), ("backward", {}), ("sum", {"even_batches": True}), ("sum", {"uneven": "stop"})
-    for way, changed in silent:
-        assert ranks.run(2, lambda way=way, changed=changed: loop(way, **changed)) == [[], []]
+    none, ((told,), *others) = ranks.run(2, lambda: [loop("sum"), *(loop(way, **changed) for way, changed in silent)])
+    assert none == [[], *others] == [[]] * 5
+    assert f"counts {'1 sample' if options else '3 samples'} twice. Add up what gather_for_metrics() returns" in told
 
 
 @pytest.mark.parametrize("shuffle", [False, True])

@@ -218,7 +218,8 @@ def test_streams_of_batches_deal_whole_ones():
 def test_seedable_order_is_accelerates_and_depends_on_seed_and_epoch_alone():
     from accelerate.data_loader import SeedableRandomSampler as Theirs
 
-    for options in ({}, {"num_samples": 13}, {"replacement": True, "num_samples": 40}):
+    each: Any = ({}, {"num_samples": 13}, {"replacement": True, "num_samples": 40})
+    for options in each:
         theirs, ours = (kind(range(10), data_seed=3, **options) for kind in (Theirs, SeedableRandomSampler))
         assert [list(ours) for _ in range(3)] == [list(theirs) for _ in range(3)]
     sampler = SeedableRandomSampler(range(10), data_seed=5)
