@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 from notebook_launcher import Session
 
@@ -156,6 +157,19 @@ def make_model(seed: int = 0) -> torch.nn.Sequential:
         for parameter in model.parameters():
             parameter.copy_(torch.rand(parameter.shape, generator=generator) - 0.5)
     return model
+
+
+def one_weight() -> torch.nn.Linear:
+    """A model whose gradient is the mean of its inputs."""
+    linear = torch.nn.Linear(1, 1, bias=False, dtype=torch.float64)
+    torch.nn.init.ones_(linear.weight)
+    return linear
+
+
+def numbers(count: int, batch_size: int = 1) -> Any:
+    """A loader of the numbers from 1 on, for a model of one weight."""
+    data: Any = torch.arange(1.0, count + 1, dtype=torch.float64)[:, None]
+    return DataLoader(data, batch_size)
 
 
 def make_data(num_samples: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:

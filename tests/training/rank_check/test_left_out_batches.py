@@ -10,6 +10,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from notebook_launcher import Accelerator
+from tests.support.toy_training import numbers, one_weight
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -31,20 +32,17 @@ def train(
 ) -> Any:
     """Return the gradient of each update: the mean of the numbers in its window. Each rank leaves its rounds out."""
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=STEPS, **options)
-    model = torch.nn.Linear(1, 1, bias=False, dtype=torch.float64)
-    num_rounds = 3 * STEPS
-    data: Any = torch.arange(1.0, accelerator.num_processes * num_rounds + 1, dtype=torch.float64)[:, None]
-    model, optimizer, loader = accelerator.prepare(
-        model, torch.optim.SGD(model.parameters(), lr=1.0), DataLoader(data, 1)
-    )
+    model = one_weight()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, numbers(accelerator.num_processes * 3 * STEPS))
     mine = leave_out.get(accelerator.process_index, ())
     gradients = []
-    for number, numbers in enumerate(loader):
+    for number, batch in enumerate(loader):
         if skips and number in mine:
             continue
         try:
             with accelerator.accumulate(model):
-                loss = model(numbers).mean()
+                loss = model(batch).mean()
                 if number in mine and raises:
                     Path("/nowhere").stat()
                 if number in mine and not steps:
@@ -127,18 +125,16 @@ def test_batches_without_a_block_on_all_ranks_or_with_weights_are_exact(ranks: S
 def test_batch_that_one_rank_draws_from_another_loader_is_not_left_out(ranks: Sessions) -> None:
     def train_beside_another() -> list[float]:
         accelerator = Accelerator(cpu=True)
-        model = torch.nn.Linear(1, 1, bias=False, dtype=torch.float64)
-        data: Any = torch.arange(1.0, 13.0, dtype=torch.float64)[:, None]
-        model, optimizer, loader, other = accelerator.prepare(
-            model, torch.optim.SGD(model.parameters(), lr=1.0), DataLoader(data, 1), DataLoader(data, 1)
-        )
+        model = one_weight()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        model, optimizer, loader, other = accelerator.prepare(model, optimizer, numbers(12), numbers(12))
         others, gradients = iter(other), []
         next(others)
-        for number, numbers in enumerate(loader):
+        for number, batch in enumerate(loader):
             if number in (2, 4) and accelerator.process_index == 1:
                 next(others)
             with accelerator.accumulate(model):
-                accelerator.backward(model(numbers).mean())
+                accelerator.backward(model(batch).mean())
                 gradients.append(next(model.parameters()).grad.item())
                 optimizer.zero_grad()
         return gradients

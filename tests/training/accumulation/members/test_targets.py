@@ -18,6 +18,8 @@ from tests.support.toy_training import (
     full_gradient,
     make_data,
     make_model,
+    numbers,
+    one_weight,
     sessions_fixture,
     shards_on_cpus,
     whole,
@@ -282,12 +284,6 @@ def test_no_sync_trigger_sync_and_local_sgd_find_the_model_inside(ranks, name):
 STEPS = 2
 
 
-def one_weight() -> torch.nn.Linear:
-    linear = torch.nn.Linear(1, 1, bias=False, dtype=torch.float64)
-    torch.nn.init.ones_(linear.weight)
-    return linear
-
-
 def train(
     trained: str, order: str, num_samples: int, *, weighs: bool, shares: bool = False
 ) -> list[tuple[float, float, float]]:
@@ -295,19 +291,18 @@ def train(
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=STEPS)
     head, encoder, prompt = one_weight(), one_weight(), torch.ones(1, 1, dtype=torch.float64, requires_grad=True)
     unnamed = [prompt] if trained == "a tensor" else list(encoder.parameters())
-    data: Any = torch.arange(1.0, num_samples + 1, dtype=torch.float64)[:, None]
     parts = [[*unnamed, *head.parameters()]] if shares else [unnamed, list(head.parameters())]
     head, encoder, prompt, loader, *optimizers = accelerator.prepare(
-        head, encoder, prompt, DataLoader(data, batch_size=2), *(torch.optim.SGD(part, lr=0.0) for part in parts)
+        head, encoder, prompt, numbers(num_samples, 2), *(torch.optim.SGD(part, lr=0.0) for part in parts)
     )
     both, found = [*unnamed, *head.parameters()], []
-    for numbers in loader:
+    for batch in loader:
         with accelerator.accumulate(head):
             if order == "clear, backward, step":
                 for optimizer in optimizers:
                     optimizer.zero_grad()
-            loss = head(numbers * prompt if trained == "a tensor" else encoder(numbers)).mean()
-            accelerator.backward(loss, weight=len(numbers) if weighs else None)
+            loss = head(batch * prompt if trained == "a tensor" else encoder(batch)).mean()
+            accelerator.backward(loss, weight=len(batch) if weighs else None)
             norm = accelerator.clip_grad_norm_(both, 1e9) if order == "at the end" else None
             if accelerator.sync_gradients or order != "at the end":
                 for optimizer in optimizers:
@@ -375,16 +370,14 @@ def test_gradients_that_no_step_uses_may_be_cleared_inside_a_window() -> None:
 
 def gradients(num_samples: int, num_steps: int, *, weighs: bool) -> list[float]:
     accelerator = Accelerator(cpu=True, even_batches=False, gradient_accumulation_steps=num_steps)
-    model = torch.nn.Linear(1, 1, bias=False)
-    data: Any = torch.arange(1.0, num_samples + 1)[:, None]
-    model, optimizer, loader = accelerator.prepare(
-        model, torch.optim.SGD(model.parameters(), lr=0.0), DataLoader(data, batch_size=2)
-    )
+    model = one_weight()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, numbers(num_samples, 2))
     found = []
     with LocalSGD(accelerator, model, local_sgd_steps=100) as local:
-        for numbers in loader:
+        for batch in loader:
             with accelerator.accumulate(model):
-                accelerator.backward(model(numbers).mean(), weight=len(numbers) if weighs else None)
+                accelerator.backward(model(batch).mean(), weight=len(batch) if weighs else None)
                 if accelerator.sync_gradients:
                     found.append(next(model.parameters()).grad.item())
                 optimizer.step()

@@ -10,6 +10,7 @@ import torch
 from torch.optim import lr_scheduler
 
 from notebook_launcher import Accelerator, GradScalerKwargs
+from tests.support.toy_training import one_weight
 from tests.support.toy_windows import Training
 
 
@@ -123,19 +124,13 @@ def test_half_precision_model_returns_float32(precision):
     assert "forward" not in vars(plain)
 
 
-def one_weight() -> torch.nn.Linear:
-    linear = torch.nn.Linear(1, 1, bias=False)
-    torch.nn.init.ones_(linear.weight)
-    return linear
-
-
 @pytest.mark.parametrize("overflows", [True, False])
 def test_window_that_is_open_when_the_scale_changes_keeps_its_mean(*, overflows: bool) -> None:
     handler = GradScalerKwargs() if overflows else GradScalerKwargs(init_scale=2.0**4, growth_interval=1)
     accelerator = Accelerator(
         cpu=True, gradient_accumulation_steps=2, mixed_precision="fp16", kwargs_handlers=[handler]
     )
-    critic, maker = one_weight(), one_weight()
+    critic, maker = one_weight().float(), one_weight().float()
     optimizers = torch.optim.SGD(critic.parameters(), lr=0.0), torch.optim.SGD(maker.parameters(), lr=0.0)
     critic, maker, of_critic, of_maker = accelerator.prepare(critic, maker, *optimizers)
     scaler: Any = accelerator.scaler

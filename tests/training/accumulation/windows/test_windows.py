@@ -141,19 +141,16 @@ def test_weight_for_some_micro_batches_only_is_refused():
         training.backward(1)
 
 
-@pytest.mark.parametrize(
-    ("loss", "kwargs", "error", "message"),
-    [
-        ("vector", {}, ValueError, r"a loss of shape \(2,\): a gradient needs one number. Take loss.mean\(\)"),
-        ("text", {}, TypeError, r"backward\(str\): pass the loss, a tensor"),
-        ("loss", {"weight": "many"}, TypeError, "weight='many' is not a number"),
-        ("loss", {"weight": -1}, ValueError, "weight=-1 must be 0 or more"),
-        ("loss", {"reduction": "max"}, ValueError, "reduction='max' is unknown. It can be 'mean', 'sum': how"),
-        ("loss", {"reduction": "sum"}, ValueError, "reduction='sum' needs weight="),
-        ("complex", {}, RuntimeError, r"a loss of torch.complex64: .* real scalar outputs. Take a real number"),
-        ("constant", {}, RuntimeError, "does not require grad"),
-    ],
-)
+@pytest.mark.parametrize(("loss", "kwargs", "error", "message"), [
+    ("vector", {}, ValueError, r"a loss of shape \(2,\): a gradient needs one number. Take loss.mean\(\)"),
+    ("text", {}, TypeError, r"backward\(str\): pass the loss, a tensor"),
+    ("loss", {"weight": "many"}, TypeError, "weight='many' is not a number"),
+    ("loss", {"weight": -1}, ValueError, "weight=-1 must be 0 or more"),
+    ("loss", {"reduction": "max"}, ValueError, "reduction='max' is unknown. It can be 'mean', 'sum': how"),
+    ("loss", {"reduction": "sum"}, ValueError, "reduction='sum' needs weight="),
+    ("complex", {}, RuntimeError, r"a loss of torch.complex64: .* real scalar outputs. Take a real number"),
+    ("constant", {}, RuntimeError, "does not require grad"),
+])  # fmt: skip
 def test_backward_refuses_what_is_not_a_scalar_loss(loss, kwargs, error, message):
     training = Training()
     losses: dict[str, Any] = {
