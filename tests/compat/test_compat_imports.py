@@ -7,6 +7,7 @@ import importlib
 import inspect
 import os
 import pickle
+from typing import Any
 
 import pytest
 import torch
@@ -100,7 +101,7 @@ def test_small_functions_answer_as_accelerates(monkeypatch):
     monkeypatch.setenv("AS_A_NUMBER", "7")
     Point = collections.namedtuple("Point", "x y")  # noqa: PYI024 - what the function asks for
     model = torch.nn.Linear(2, 2)
-    for name, *args in [
+    cases: list[Any] = [
         ("compare_versions", "torch", ">=", "2.4"),
         ("is_torch_version", "!=", "2.4"),
         ("convert_bytes", 2**52),
@@ -125,7 +126,8 @@ def test_small_functions_answer_as_accelerates(monkeypatch):
         ("id_tensor_storage", model.weight),
         ("ignorant_find_batch_size", {"x": torch.zeros(3)}),
         ("recursive_getattr", model, "weight.shape"),
-    ]:
+    ]
+    for name, *args in cases:
         assert getattr(utils, name)(*args) == getattr(theirs, name)(*args), name
     assert not utils.is_peft_model(model)
     with pytest.raises(ValueError, match=r"str_to_bool got 'maybe'\. It can be yes"):
@@ -169,7 +171,8 @@ def test_prepared_objects_carry_accelerates_marks():
     model = torch.nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
-    optimizer, scheduler, loader = accelerator.prepare(optimizer, scheduler, torch.utils.data.DataLoader(range(4)))
+    data: Any = range(4)
+    optimizer, scheduler, loader = accelerator.prepare(optimizer, scheduler, torch.utils.data.DataLoader(data))
     assert all(prepared._is_accelerate_prepared for prepared in (optimizer, scheduler, loader))
     assert loader.gradient_state is accelerator.gradient_state
     assert compat.skip_first_batches(loader, 1).gradient_state is accelerator.gradient_state

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
+import os
 import pickle
 from typing import Any
 
 import pytest
+import torch
 
-from notebook_launcher import LaunchConfig, Session, context, notebook_launch
+from notebook_launcher import Accelerator, LaunchConfig, Session, context, notebook_launch
 from notebook_launcher.settings.training_settings import steps_of
 from tests.support.toy_training import shards_on_cpus
 
@@ -25,29 +28,16 @@ WRITTEN_OUT: dict[str, Any] = {"mixed_precision": "no", "gradient_accumulation_s
 
 
 def seen() -> Any:
-    from notebook_launcher.context import current
-
-    context = current()
-    return None if context is None else context.settings
+    current = context.current()
+    return None if current is None else current.settings
 
 
-def seen_by_hugging_face() -> tuple[str, int]:
-    from accelerate import Accelerator
-
-    accelerator = Accelerator()
-    return accelerator.mixed_precision, accelerator.gradient_accumulation_steps
-
-
-def test_every_rank_gets_the_settings_of_the_launch() -> None:
-    results = notebook_launch(seen, 2, output="none", **CHOSEN)
-    assert list(results) == [LaunchConfig(**CHOSEN).training_settings()] * 2
-    assert {name: getattr(results[0], name) for name in CHOSEN} == CHOSEN
-
-
-def test_session_gives_its_ranks_its_own_settings() -> None:
-    with Session(2, output="none", comm_hook="bf16") as session:
-        for settings in (session.run(seen)[0], session.run(seen)[1]):
-            assert (settings.comm_hook, settings.mixed_precision) == ("bf16", None)
+def test_every_rank_gets_the_settings_of_the_launch_or_session() -> None:
+    chosen = LaunchConfig(**CHOSEN).training_settings()
+    assert {name: getattr(chosen, name) for name in CHOSEN} == CHOSEN
+    assert list(notebook_launch(seen, 2, output="none", **CHOSEN)) == [chosen] * 2
+    with Session(2, output="none", **CHOSEN) as session:
+        assert [list(session.run(seen)), list(session.run(seen))] == [[chosen] * 2] * 2
 
 
 @pytest.mark.parametrize("options", [{}, *({name: value} for name, value in CHOSEN.items()), CHOSEN, WRITTEN_OUT])
@@ -72,18 +62,16 @@ VARIABLES = {"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4", "ACCELERATE_MIXED_PR
 def test_explicit_default_replaces_the_environment(
     options: dict[str, Any], expected: tuple[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def look() -> tuple[Any, ...]:
-        from notebook_launcher import Accelerator
-
-        accelerator = Accelerator()
-        return accelerator.mixed_precision, accelerator.gradient_accumulation_steps, seen_by_hugging_face()
+    def look() -> list[Any]:
+        makers = [importlib.import_module(library).Accelerator() for library in ("notebook_launcher", "accelerate")]
+        return [(made.mixed_precision, made.gradient_accumulation_steps) for made in makers]
 
     for name, value in VARIABLES.items():
         monkeypatch.setenv(name, value)
     settings = LaunchConfig(**options).training_settings().resolved(VARIABLES)
     assert (settings.mixed_precision, settings.gradient_accumulation_steps) == expected
     if len(options) != 1:
-        assert list(notebook_launch(look, 1, output="none", **options)) == [(*expected, expected)]
+        assert list(notebook_launch(look, 1, output="none", **options)) == [[expected, expected]]
 
 
 def test_invalid_environment_variable_leaves_the_setting_open() -> None:
@@ -107,12 +95,6 @@ def test_process_without_a_launcher_has_no_settings() -> None:
 
 
 def observe() -> dict[str, Any]:
-    import os
-
-    import torch
-
-    from notebook_launcher import Accelerator
-
     group_was_up = torch.distributed.is_initialized()
     seed = torch.initial_seed()
     accelerator = Accelerator()

@@ -30,7 +30,8 @@ BLOCKS = "transformer_based_wrap"
 class Block(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.inner: Any = torch.nn.Linear(WIDTH, WIDTH)
+        self.inner = torch.nn.Linear(WIDTH, WIDTH)
+        self.scale: torch.Tensor
         self.register_buffer("scale", torch.ones(1), persistent=False)
 
     def forward(self, inputs: torch.Tensor) -> Any:
@@ -69,22 +70,23 @@ class Net(torch.nn.Module):
     def __init__(self, kind: str = "") -> None:
         super().__init__()
         self.first = torch.nn.Linear(3, WIDTH, bias=False)
-        self.norm: Any = torch.nn.BatchNorm1d(WIDTH) if kind == "batch norm" else torch.nn.Identity()
-        self.blocks: Any = torch.nn.ModuleList(Block() for _ in range(3))
+        self.norm: torch.nn.Module = torch.nn.BatchNorm1d(WIDTH) if kind == "batch norm" else torch.nn.Identity()
+        self.blocks = torch.nn.ModuleList(Block() for _ in range(3))
+        blocks: Any = self.blocks
         self.last = torch.nn.Linear(WIDTH, WIDTH if kind == "tied" else 3, bias=False)
         if kind == "tied":
-            self.blocks[2].inner.weight = self.blocks[0].inner.weight
-            self.last.weight = self.blocks[1].inner.weight
+            blocks[2].inner.weight = blocks[0].inner.weight
+            self.last.weight = blocks[1].inner.weight
         elif kind == "frozen":
             self.first.requires_grad_(False)
             self.blocks.requires_grad_(False)
         elif kind == "adapted":
             self.requires_grad_(False)
-            for block in self.blocks:
+            for block in blocks:
                 block.inner = Adapted(block.inner)
         elif kind == "scalars":
             self.norm = Scalar(0.5)
-            for block in self.blocks:
+            for block in blocks:
                 block.inner = torch.nn.Sequential(block.inner, Scalar(2.0))
 
     def forward(self, inputs: torch.Tensor) -> Any:

@@ -258,9 +258,9 @@ def test_model_of_transformers_brings_its_plan(ranks):
         mesh = None if sizes is None else ParallelismConfig(*sizes)
         accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2, parallelism_config=mesh)
         torch.manual_seed(accelerator.process_index)
-        sizes_of_model = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
-        heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
-        net: Any = LlamaForCausalLM(LlamaConfig(**sizes_of_model, **heads, tie_word_embeddings=True))
+        widths: dict[str, Any] = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
+        heads: dict[str, Any] = {"num_attention_heads": 4, "num_key_value_heads": 2}
+        net: Any = LlamaForCausalLM(LlamaConfig(**widths, **heads, tie_word_embeddings=True))
         tokens = torch.randint(0, 32, (16, 8), generator=torch.Generator().manual_seed(3))
         loader: Any = DataLoader(TensorDataset(tokens), 2 if sizes is None else 8 // (sizes[0] * sizes[1]))
         net, optimizer, loader = accelerator.prepare(net, torch.optim.AdamW(net.parameters(), lr=0.01), loader)
