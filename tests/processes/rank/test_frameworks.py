@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from tests.support.kernels import Kernel
 from tests.support.linear_cell import DEFINITIONS
 
+KERNEL_FILES: dict[str, str] = {}  # the trainers write checkpoints to the working directory
+
 # `transformers` and `lightning` make a tiny trainer each, train it for so many updates, or until the run says "enough",
 # and return what it has come to. They evaluate after every fourth update.
 KERNEL_CODE = (
