@@ -43,7 +43,6 @@ from notebook_launcher.training.checkpoints.folders import CheckpointError
 from tests.engines.calls import QUIET, all_up, sum_up, wait_for_rank_0
 from tests.engines.conftest import write_program
 from tests.security.evil import Evil
-from tests.support.run_state import tree_of
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
@@ -195,7 +194,7 @@ def test_events_are_taken_some_at_a_time_however_many_there_are(engine: Commands
     # Of a thousand ranks there may always be one more; stops and snapshots have to come in between.
     with Session(2, engine=engine, **QUIET) as session:
         session.run(print)
-        tree: Any = tree_of(session)
+        tree: Any = session._runs.ranks.tree
         for _ in range(1000):
             tree.wake()
         assert len(tree.events(0)) < 500
@@ -283,7 +282,7 @@ def test_agent_that_is_taken_or_lost_is_replaced() -> None:
         session.run(sum_up)
         assert list(notebook_launch(sum_up, 1, engine=engine, **QUIET)) == [1.0]
         assert list(session.run(sum_up)) == [1.0]
-        tree: Any = tree_of(session)
+        tree: Any = session._runs.ranks.tree
         os.kill(tree._nodes[0].greeting.pid, signal.SIGKILL)
         until(lambda: tree._nodes[0].lost)
         assert list(session.run(sum_up)) == [1.0]

@@ -10,15 +10,14 @@ import subprocess
 import urllib.request
 from typing import TYPE_CHECKING
 
-import nbformat
 import pytest
 
 from tests.support.kernels import ROOT
-from tests.support.lab import PATIENCE_MS, browser
+from tests.support.lab import PATIENCE_MS, browser, write_notebook
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
     from pathlib import Path
 
     from playwright.sync_api import Page
@@ -52,12 +51,6 @@ def installed(name: str) -> pytest.MarkDecorator:
     """Return the mark by which a test skips where an environment of `make hosted-check` is missing."""
     missing = not (HOSTED / name / "installed").exists()
     return pytest.mark.skipif(missing, reason="`make hosted-check` installs what this test needs")
-
-
-def write_notebook(file: Path, cells: Sequence[str]) -> None:
-    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
-    code = [nbformat.v4.new_code_cell(cell) for cell in cells]
-    nbformat.write(nbformat.v4.new_notebook(cells=code, metadata={"kernelspec": kernel}), file)
 
 
 def surroundings(folder: Path) -> dict[str, str]:

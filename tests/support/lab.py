@@ -60,6 +60,13 @@ def browser() -> Iterator[Browser]:
             opened.close()
 
 
+def write_notebook(file: Path, cells: Sequence[str]) -> None:
+    """Write a notebook with these cells of code."""
+    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    code = [nbformat.v4.new_code_cell(cell.strip("\n"), id=f"cell-{at}") for at, cell in enumerate(cells)]
+    nbformat.write(nbformat.v4.new_notebook(cells=code, metadata={"kernelspec": kernel}), file)
+
+
 class Lab:
     """A Jupyter server and the pages that a browser has open on it."""
 
@@ -76,11 +83,7 @@ class Lab:
         self._folder.mkdir(parents=True)
         self._runtime = folder / "runtime"
         for name, cells in notebooks.items():
-            written = nbformat.v4.new_notebook(
-                cells=[nbformat.v4.new_code_cell(cell.strip("\n"), id=f"cell-{at}") for at, cell in enumerate(cells)],
-                metadata={"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}},
-            )
-            nbformat.write(written, self._folder / name)
+            write_notebook(self._folder / name, cells)
         self._log = (folder / "server.log").open("wb")
         command = [
             *(sys.executable, "-m", "jupyterlab"),

@@ -71,10 +71,6 @@ def note_of(panel: ConfigPanel, name: str) -> str:
     return str(field(panel, name)["note"])
 
 
-def chosen(panel: ConfigPanel) -> Any:
-    return panel.config.devices
-
-
 def pasted(panel: ConfigPanel, names: dict[str, Any]) -> tuple[Any, dict[str, Any], LaunchConfig]:
     """Run the panel's code as a cell; return the function, its arguments and the options of its call."""
     calls: list[Any] = []

@@ -8,7 +8,7 @@ from notebook_launcher import ConfigError, LaunchConfig
 from notebook_launcher.machine import devices
 from notebook_launcher.machine.devices import GPU, Machine
 from notebook_launcher.widgets import ConfigPanel
-from tests.support.panels import GIGABYTE, chosen, field, note_of, press, train, type_in, words_of
+from tests.support.panels import GIGABYTE, field, note_of, press, train, type_in, words_of
 
 pytestmark = pytest.mark.usefixtures("small_machine")
 
@@ -142,17 +142,17 @@ def test_gpus_are_picked_by_name_and_memory(on):
     assert shown["boxes"][1]["text"] == "1: H200, 20 GB free, 120 GB used"
     assert (shown["value"], shown["boxes_disabled"]) == (0, "Choose 'some' to pick GPUs")
     type_in(panel, "devices", "some")
-    assert chosen(panel) == (0, 1, 2)
+    assert panel.config.devices == (0, 1, 2)
     assert field(panel, "devices")["boxes_disabled"] == ""
     type_in(panel, "devices", [0, 2])
     assert [box["value"] for box in field(panel, "devices")["boxes"]] == [True, False, True]
-    assert chosen(panel) == (0, 2)
+    assert panel.config.devices == (0, 2)
     assert field(panel, "num_processes")["placeholder"] == "2 (automatic)"
     type_in(panel, "devices", [])
     assert "Tick a GPU, or choose CPU." in note_of(panel, "devices")
     assert not any(box["value"] for box in field(panel, "devices")["boxes"])
     type_in(panel, "devices", "CPU")
-    assert chosen(panel) == "cpu"
+    assert panel.config.devices == "cpu"
     assert not any(box["value"] for box in field(panel, "devices")["boxes"])
     assert panel.problems == {}
 

@@ -61,15 +61,13 @@ class MonitorPlace {
     const widget = (await import(url)).default;
     URL.revokeObjectURL(url);
     if (signal.aborted) return;
-    const listeners = new Set();
-    const pass = (message) => {
-      if (message.type === "monitor") for (const listener of listeners) listener(message.content);
-    };
+    let receive = (_) => {};
+    const pass = ({ type, content }) => type === "monitor" && receive(content);
     const model = {
       get: (name) => (name === "title" ? title : ""),
       send: (content) => this.#model.send({ type: "monitor", content }),
-      on: (event, listener) => event === "msg:custom" && listeners.add(listener),
-      off: (_, listener) => listeners.delete(listener),
+      on: (event, listener) => event === "msg:custom" && (receive = listener), // The one of its only view.
+      off: () => {},
     };
     this.#model.on("msg:custom", pass);
     el.before(make("style", {}, _css));

@@ -20,7 +20,6 @@ from notebook_launcher.messaging import messages
 from notebook_launcher.training.plugins import ProfileKwargs
 from notebook_launcher.training.recording import profiling
 from notebook_launcher.training.recording.profiling import UpdateProfile, build_profiler
-from tests.support.run_state import data_of
 from tests.support.toy_training import micro_batch
 
 if TYPE_CHECKING:
@@ -57,7 +56,7 @@ def train() -> None:
 @pytest.fixture
 def run() -> Iterator[Run]:
     run = launch(train, 2, output="none", monitor=False)
-    while not run.metrics or data_of(run).live.settings.of_accelerator == {}:
+    while not run.metrics or run._data.live.settings.of_accelerator == {}:
         run.wait(0.01)
     yield run
     run.stop()

@@ -15,7 +15,6 @@ from notebook_launcher import Accelerator, launch, notebook_launch, open_run, re
 from notebook_launcher.errors import CallOrderError, RunStoppedError
 from notebook_launcher.settings.changes import ACCELERATOR_SETTINGS, apply_change, check_change, read_wanted
 from notebook_launcher.training.requests import scale_rates
-from tests.support.run_state import data_of
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
@@ -115,7 +114,7 @@ def test_paused_run_saves_and_stops_where_it_is(tmp_path: Path, monkeypatch: pyt
     until(lambda: len(run.metrics) > 6, run)
     run.pause()
     until(lambda: run.state == "paused", run)
-    attempt = data_of(run).attempt
+    attempt = run._data.attempt
     assert attempt is not None
     assert attempt.next_deadline() is None, "the time limit does not count"
     update = run.snapshot().ranks[0].metrics["updates"]
