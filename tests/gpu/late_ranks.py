@@ -16,13 +16,12 @@ from notebook_launcher.gpu_check.checks import (
     SECONDS_TO_REPORT,
     Check,
     Hardware,
-    make_batches,
-    make_toy_model,
     mean_loss,
     reduce,
     where,
 )
 from notebook_launcher.machine.memory import SHARED_MEMORY
+from tests.gpu.trainings import prepared
 from tests.support.waiting import until
 
 LAG = 0.05
@@ -59,9 +58,7 @@ def _train_behind() -> None:
     from notebook_launcher import Accelerator
 
     accelerator = Accelerator()
-    model: Any = make_toy_model()
-    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=1e-3))
-    batch = tuple(part.to(accelerator.device) for part in make_batches([8])[0])
+    model, optimizer, batch = prepared(accelerator, functools.partial(torch.optim.SGD, lr=1e-3), 8)
     for _ in range(NUM_UPDATES):
         with accelerator.accumulate(model):
             loss = mean_loss(model, batch)
@@ -117,9 +114,7 @@ def _train_on(folder: str) -> None:
     from notebook_launcher import Accelerator, report
 
     accelerator = Accelerator(project_dir=folder)
-    model: Any = make_toy_model()
-    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=1e-6))
-    batch = tuple(part.to(accelerator.device) for part in make_batches([16])[0])
+    model, optimizer, batch = prepared(accelerator, functools.partial(torch.optim.SGD, lr=1e-6))
     num_updates = 0
     try:
         while True:

@@ -14,14 +14,12 @@ from notebook_launcher.gpu_check.checks import (
     Check,
     Hardware,
     Skipped,
-    make_batches,
-    make_toy_model,
-    mean_loss,
     train,
     where,
 )
 from notebook_launcher.machine import devices as machine_devices
 from tests.gpu.launches import bare, uuid_in_torch
+from tests.gpu.trainings import prepared, update
 
 DTYPES = ("float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool", "complex64",
           "complex128")  # fmt: skip
@@ -134,15 +132,6 @@ def _leaves(hardware: Hardware) -> str:
     return "gradients are means, where the leaves are"
 
 
-def _update(accelerator: Any, model: Any, optimizer: Any, batch: Any) -> float:
-    """Make one update, and return the loss before it."""
-    loss = mean_loss(model, batch)
-    accelerator.backward(loss)
-    optimizer.step()
-    optimizer.zero_grad()
-    return float(loss)
-
-
 def _train_by_option(folder: str) -> list[float]:
     """Train a model that the launch shards, or does not; return the losses, with a checkpoint loaded in between."""
     import torch
@@ -150,12 +139,10 @@ def _train_by_option(folder: str) -> list[float]:
     from notebook_launcher import Accelerator
 
     accelerator = Accelerator()
-    model: Any = make_toy_model()
-    model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=1e-2))
-    batch = tuple(part.to(accelerator.device) for part in make_batches([16])[0])
+    model, optimizer, batch = prepared(accelerator, functools.partial(torch.optim.AdamW, lr=1e-2))
     losses = []
     for number in range(4):
-        losses.append(_update(accelerator, model, optimizer, batch))
+        losses.append(float(update(accelerator, model, optimizer, batch)))
         if number == 1:
             accelerator.save_state(folder)
         if number == 2:

@@ -32,6 +32,22 @@ MAX_SYNCHRONISATIONS = 2
 """Waits of the host for the GPU that one full window may need; each costs the time in which the GPU runs dry."""
 
 
+def prepared(accelerator: Any, make_optimizer: Any, num_rows: int = 16) -> tuple[Any, Any, Any]:
+    """Return a toy model and its optimizer, both prepared, and a batch on the device."""
+    model: Any = make_toy_model()
+    model, optimizer = accelerator.prepare(model, make_optimizer(model.parameters()))
+    return model, optimizer, tuple(part.to(accelerator.device) for part in make_batches([num_rows])[0])
+
+
+def update(accelerator: Any, model: Any, optimizer: Any, batch: Any) -> Any:
+    """Make one update, and return the loss before it, without a wait for the GPU."""
+    loss = mean_loss(model, batch)
+    accelerator.backward(loss)
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss
+
+
 def _overflow(hardware: Hardware) -> str:
     (outcome,) = notebook_launch(_overflow_once, **hardware.ranks(1))
     return str(outcome)
@@ -86,10 +102,8 @@ def _count_synchronisations(*, weighted: bool) -> int:
     from notebook_launcher import Accelerator
 
     accelerator = Accelerator(gradient_accumulation_steps=4)
-    model: Any = make_toy_model()
-    optimizer: Any = torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=True)
-    model, optimizer = accelerator.prepare(model, optimizer)
-    batch = tuple(part.to(accelerator.device) for part in make_batches([16])[0])
+    make_optimizer = functools.partial(torch.optim.AdamW, lr=1e-2, foreach=True)
+    model, optimizer, batch = prepared(accelerator, make_optimizer)
     weight = torch.full((), 16, device=accelerator.device) if weighted else None
     for number in range(8):
         if number == 4:  # The first window allocates and makes states.
@@ -200,27 +214,18 @@ def _save_and_load(folder: str) -> None:
     from notebook_launcher import Accelerator
 
     accelerator = Accelerator()
-    model: Any = make_toy_model()
-    optimizer: Any = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    model, optimizer = accelerator.prepare(model, optimizer)
-    batch = tuple(part.to(accelerator.device) for part in make_batches([16])[0])
-
-    def update() -> None:
-        accelerator.backward(mean_loss(model, batch))
-        optimizer.step()
-        optimizer.zero_grad()
-
-    update()
+    model, optimizer, batch = prepared(accelerator, functools.partial(torch.optim.AdamW, lr=1e-2))
+    update(accelerator, model, optimizer, batch)
     accelerator.save_state(folder)
     drawn = torch.rand(4, device=accelerator.device)
-    update()
+    update(accelerator, model, optimizer, batch)
     weights = [parameter.detach().clone() for parameter in model.parameters()]
     for where in (None, "on_device"):
         accelerator.load_state(folder, map_location=where)
         assert torch.equal(torch.rand(4, device=accelerator.device), drawn), "other random numbers after load_state"
         counters = {state["step"].device.type for state in optimizer.state.values()}
         assert counters == {"cpu"}, f"step counters on {counters}"
-        update()
+        update(accelerator, model, optimizer, batch)
         pairs = zip(weights, model.parameters(), strict=True)
         assert all(torch.equal(saved, other) for saved, other in pairs), f"map_location={where!r}: other weights"
 
