@@ -366,15 +366,7 @@ BY_VARIABLE = ("mixed_precision", "gradient_accumulation_steps")
 
 
 def script_text(needs: Needs, plan: Plan, *, call: str, values: str, command: str) -> str:
-    """Return the script.
-
-    Args:
-        needs: Requirements of the function.
-        plan: The launch.
-        call: The call of the function, as code.
-        values: Name of the file of values.
-        command: Command that runs the script.
-    """
+    """Return the script: `call` is code, `values` the name of a file, and `command` runs the script."""
     imports = ["import os", "import sys", *(["import pickle", "from pathlib import Path"] if needs.values else [])]
     definitions = "\n\n".join(needs.definitions.values())
     begin = (GPU if plan.use_gpu else "") + ("" if plan.backend is None else GROUP.format(backend=plan.backend))

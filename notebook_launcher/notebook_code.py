@@ -36,11 +36,7 @@ IN_NOTEBOOKS = {"display": "from IPython.display import display"}
 
 
 class Needs:
-    """Requirements of a function, collected by `add`; the attributes are the parts that a script has to contain.
-
-    Args:
-        namespace: The notebook's global variables.
-    """
+    """Requirements of a function, collected by `add`; the attributes are the parts that a script has to contain."""
 
     def __init__(self, namespace: Mapping[str, Any]) -> None:
         self.imports: dict[str, None] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import importlib
 import inspect
@@ -12,6 +13,7 @@ from sphinx.util.docutils import SphinxDirective
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from types import ModuleType
 
     from sphinx.application import Sphinx
 
@@ -66,8 +68,16 @@ class SharedNames(SphinxDirective):
         return self.parse_text_to_nodes("\n".join(lines))
 
 
+def _defined_in(module: ModuleType) -> list[str]:
+    """Return the public names that a module's own statements define."""
+    statements = ast.parse(inspect.getsource(module)).body
+    names = [each.name for each in statements if isinstance(each, ast.ClassDef | ast.FunctionDef)]
+    names += [name.id for each in statements if isinstance(each, ast.Assign) for name in each.targets]
+    return sorted(name for name in names if not name.startswith("_"))
+
+
 class EveryName(SphinxDirective):
-    """`every-name:: PACKAGE` describes all names of a package."""
+    """`every-name:: PACKAGE` describes all names of a package, and of a module those that it defines."""
 
     required_arguments = 1
 
@@ -75,12 +85,13 @@ class EveryName(SphinxDirective):
         """Return autodoc's descriptions of all names."""
         package = self.arguments[0]
         module = importlib.import_module(package)
+        names = getattr(module, "__all__", None) or _defined_in(module)
         lines = ["```{eval-rst}"]
-        for name in module.__all__:
+        for name in names:
             value = getattr(module, name)
             kind = "class" if inspect.isclass(value) else "function" if inspect.isroutine(value) else "data"
             lines += [f".. auto{kind}:: {package}.{name}", ""]
-        return self.parse_text_to_nodes("\n".join([*lines, "```"])) if module.__all__ else []
+        return self.parse_text_to_nodes("\n".join([*lines, "```"])) if names else []
 
 
 class DocstringAsItIs(SphinxDirective):

@@ -35,11 +35,7 @@ TAIL = 20_000
 
 
 class FolderReader(RunReader):
-    """The attributes of a run with a folder that its snapshot has.
-
-    Args:
-        folder: The run's folder.
-    """
+    """The attributes of a run with a folder that its snapshot has."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

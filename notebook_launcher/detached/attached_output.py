@@ -141,10 +141,8 @@ def _connect(folder: Path, socket_name: str) -> HostConnection:
 class AttachedQuestions:
     """The questions that wait in the host, on their way to the thread that waits in a cell or terminal.
 
-    Several clients may ask the same question at once. The first answer counts, and the other prompts end.
-
-    Args:
-        request: Calls a function of the host.
+    Several clients may ask the same question at once. The first answer counts, and the other prompts end. `request`
+    calls a function of the host.
     """
 
     def __init__(self, request: Callable[..., object]) -> None:

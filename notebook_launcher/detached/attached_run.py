@@ -48,9 +48,7 @@ def by_host(
 ) -> Callable[Concatenate[AttachedRun, P], T]:
     """Return the method by which the host carries out this one of `Run`.
 
-    Args:
-        method: The method of `Run`.
-        needs_ranks: False: after the run's end its folder answers. True: that is an error then.
+    After the run's end its folder answers; if the method `needs_ranks`, that is an error.
     """
 
     @functools.wraps(method)

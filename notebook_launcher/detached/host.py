@@ -49,13 +49,7 @@ SUMMARY_EVERY = 5.0
 
 
 def main(fd: int, server: Channel, server_pid: int) -> None:
-    """Conduct what the kernel at the other end of descriptor `fd` orders, and exit.
-
-    Args:
-        fd: Descriptor of the kernel's channel.
-        server: Channel to a fork server, which is a child of this process.
-        server_pid: Its process number.
-    """
+    """Conduct what the kernel at the other end of descriptor `fd` orders, and exit. The fork server is a child."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     kernel = Channel(socket.socket(fileno=fd))

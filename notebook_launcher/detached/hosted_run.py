@@ -50,13 +50,7 @@ ANSWERED = frozenset(name for name in dir(Run) if not name.startswith("_")) - OW
 
 
 class HostedRun:
-    """A run that this host conducts, with the threads that serve its clients.
-
-    Args:
-        ranks: The ranks that serve the run.
-        order: The call, as the kernel described it.
-        parcel: The packed call, which is closed at the end of the run.
-    """
+    """A run that this host conducts, with the threads that serve its clients; its end closes the call's parcel."""
 
     def __init__(self, ranks: Ranks, order: CallOrder, parcel: AnonymousFile) -> None:
         self._journal = Journal()
@@ -112,11 +106,7 @@ class HostedRun:
         write_output(self.folder, self._journal.news(0, 0.0))
 
     def await_clients(self, *, is_expected: bool = False) -> None:
-        """Wait until the clients have left.
-
-        Args:
-            is_expected: True to leave the client that began the call time to come and to open the results.
-        """
+        """Wait until the clients have left; one that `is_expected` has time to come and to open the results."""
         end = time.monotonic() + GOODBYE
         if is_expected:
             self.released.wait(GOODBYE)

@@ -61,12 +61,7 @@ class Journal(Sink):
         self._waits_for: Callable[[Question], bool] = lambda _: False
 
     def connect(self, reply: Callable[[Answer], object], waits_for: Callable[[Question], bool]) -> None:
-        """Connect the questions with the run, before it begins.
-
-        Args:
-            reply: Called with each answer.
-            waits_for: Returns True if a rank still waits for the answer to a question.
-        """
+        """Connect the questions with the run, before it begins; `waits_for` tells if a rank still needs the answer."""
         self._reply, self._waits_for = reply, waits_for
 
     def text(self, stream: Stream, text: str) -> None:

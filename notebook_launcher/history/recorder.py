@@ -247,13 +247,7 @@ RESERVED = 262_144
 
 
 class OpenFolder:
-    """The files of one run's folder. Every method that writes raises `OSError`.
-
-    Args:
-        path: The folder, which exists and is empty.
-        reader: The run.
-        num_processes: Number of ranks.
-    """
+    """The files of one run's folder, which exists and is empty. Every method that writes raises `OSError`."""
 
     def __init__(self, path: Path, reader: RunReader, num_processes: int) -> None:
         self.path = path
@@ -318,11 +312,7 @@ class OpenFolder:
         run_files.replace(self.path / run_folders.SUMMARY, data, self.path / run_folders.PART)
 
     def reserve_room(self, *, is_needed: bool = False) -> None:
-        """Reserve room for the run's last state, if the disk has that much; idempotent.
-
-        Args:
-            is_needed: True to raise `OSError` if there is not that much room.
-        """
+        """Reserve room for the run's last state, once; without that much raise `OSError` only if it `is_needed`."""
         if self._has_reserve:
             return
         try:

@@ -92,12 +92,7 @@ def list_ids(home: Path) -> list[str]:
 
 
 def new_id(name: str, started: float) -> str:
-    """Return an identifier of a run, which names its folder, too.
-
-    Args:
-        name: Name of the run.
-        started: Time of the launch, by `time.time()`.
-    """
+    """Return an identifier of a run that was launched at a time of `time.time()`; it names the run's folder, too."""
     slug = re.sub(r"\W+", "-", name, flags=re.ASCII).strip("-")[:40] or "run"
     return f"{time.strftime('%Y%m%d-%H%M%S', time.localtime(started))}-{slug}-{secrets.token_hex(3)}"
 

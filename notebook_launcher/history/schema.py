@@ -16,26 +16,6 @@ from notebook_launcher.wording import NAME_LENGTH, bounded, clean, format_number
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-# The reference describes these.
-__all__ = [
-    "MAX_SPANS",
-    "MetricPoint",
-    "PhaseSpan",
-    "RankFailure",
-    "RankPhases",
-    "RankSnapshot",
-    "RankState",
-    "RankUsage",
-    "RunChange",
-    "RunKind",
-    "RunMetrics",
-    "RunPicture",
-    "RunReader",
-    "RunSetting",
-    "RunSnapshot",
-    "RunState",
-]
-
 MAX_SPANS = 1024
 """Newest spans that are kept of each rank: at least the last 3 s."""
 
@@ -61,7 +41,7 @@ class MetricPoint:
     values: dict[str, float]
 
 
-MAX_NAMES = 8
+_MAX_NAMES = 8
 """Metrics that the text of `RunMetrics` names: it should fit under a cell."""
 
 
@@ -96,13 +76,13 @@ class RunMetrics(tuple[MetricPoint, ...]):
         steps = [point.step for point in self]
         head = f"{plural(len(self), 'point')} of {plural(num_ranks, 'rank')}, step {min(steps):,} to {max(steps):,}"
         lines = [f"{head}; a table: .to_pandas()"]
-        for name, values in list(series.items())[:MAX_NAMES]:
+        for name, values in list(series.items())[:_MAX_NAMES]:
             finite = [value for value in values if math.isfinite(value)]
             text = f"  {one_line(name, NAME_LENGTH)}: {format_number(values[0])} → {format_number(values[-1])}"
             text += f", from {format_number(min(finite))} to {format_number(max(finite))}" if finite else ""
             odd = len(values) - len(finite)
             lines.append(f"{text}, {odd:,} not finite" if odd else text)
-        more = len(series) - MAX_NAMES
+        more = len(series) - _MAX_NAMES
         return "\n".join(lines + [f"  {more} more"] * (more > 0))
 
 

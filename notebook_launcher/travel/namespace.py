@@ -104,8 +104,7 @@ class Definitions:
 def overwritten_since(before: Mapping[str, Any]) -> list[str]:
     """Return the names whose values in the rank were its own and were overwritten by a call; each is returned once.
 
-    Args:
-        before: The namespace before the call was unpacked.
+    `before` is the namespace before the call was unpacked.
     """
     namespace, book = main_globals(), _book()
     arrived = {
@@ -146,11 +145,7 @@ def noting_names_of(step: SetupStep) -> Iterator[None]:
 
 
 class SharedNames:
-    """Finds definitions of the kernel that the ranks have of their own, by the steps that make them there.
-
-    Args:
-        steps: The steps that come before the call.
-    """
+    """Finds definitions of the kernel that the ranks have of their own, by the steps before the call that make them."""
 
     def __init__(self, steps: Iterable[SetupStep]) -> None:
         self._values = {name: value for step in steps for name, value in (step.shared or {}).items()}
@@ -363,9 +358,7 @@ def kept_objects(cls: type) -> set[int]:
 def reduce_by_path(obj: Any, *, is_kept: bool) -> tuple[Any, ...] | None:
     """Return a reduction by import path; None for an object that has none, or of which a copy serves as well.
 
-    Args:
-        obj: The object.
-        is_kept: It is among the `kept_objects` of its class.
+    `is_kept` tells if it is among the `kept_objects` of its class.
     """
     cls = type(obj)
     if cls is types.ModuleType or not (

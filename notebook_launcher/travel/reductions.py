@@ -161,9 +161,7 @@ OPERATORS = "torch._library.custom_ops"
 def reduce_of_torch(obj: Any, *, to_rank: bool) -> tuple[Any, ...] | None:
     """Return the reduction of an object of torch; None for other objects, and if pickle alone drops nothing.
 
-    Args:
-        obj: The object.
-        to_rank: It travels from the kernel to a rank, where an operator of a cell has to be made.
+    On its way `to_rank`, an operator of a cell is made there.
     """
     if "torch" not in sys.modules:
         return None

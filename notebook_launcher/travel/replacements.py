@@ -321,9 +321,7 @@ def _read_script(file: str) -> str:
 def _path_of(root: object, imported: tuple[str, tuple[str, ...]] | None) -> tuple[str | None, tuple[Step, ...]]:
     """Return module and attributes by which a name of the notebook is found elsewhere; (None, ()) if it is its own.
 
-    Args:
-        root: The value of the name.
-        imported: Module and attribute of the name's import, if there was one.
+    `root` is the value of the name, `imported` module and attribute of its import, if there was one.
     """
     if isinstance(root, types.ModuleType) and sys.modules.get(root.__name__) is root:
         return root.__name__, ()

@@ -205,11 +205,7 @@ SETTINGS: dict[str, Setting] = {
 
 
 def read_settings(called: Collection[str] = ()) -> dict[str, Any]:
-    """Return this process's settings that are not their libraries' own, by name.
-
-    Args:
-        called: Names of the functions that cells have called.
-    """
+    """Return this process's settings that are not their libraries' own, by name; cells have called what is `called`."""
     found = {}
     for name, setting in SETTINGS.items():
         library = sys.modules.get(setting.library)
@@ -226,8 +222,7 @@ def read_settings(called: Collection[str] = ()) -> dict[str, Any]:
 class KernelSettings:
     """The kernel's settings in a rank. Only what has changed in the kernel is set, so a rank's own settings stay.
 
-    Args:
-        inherited: The settings that a fork of the kernel has inherited from it.
+    A fork of the kernel has some `inherited` from it.
     """
 
     def __init__(self, inherited: Mapping[str, Any] | None = None) -> None:

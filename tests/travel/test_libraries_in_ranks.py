@@ -368,12 +368,12 @@ def test_ranks_have_what_cells_have_registered_and_replaced(replaced: Kernel, la
 
 
 def test_session_follows_what_cells_replace_register_and_remove(replaced: Kernel) -> None:
-    _, after = both = [], evaluate(replaced, "after")
-    assert evaluate(replaced, "[session.run(look)[0] for _ in range(2)]") == [both, both]
+    after = evaluate(replaced, "after")
+    assert evaluate(replaced, "[session.run(look)[0] for _ in range(2)]") == [([], after)] * 2
     run_cell(replaced, "kept = library.TABLE.pop('a'); library.LIST.clear(); library.SET.clear()")
     assert evaluate(replaced, "session.run(look)[0]") == (["dict", "list", "set"], after)
     run_cell(replaced, "library.register('a', A); library.add(B)")
-    assert evaluate(replaced, "session.run(look)[0]") == both
+    assert evaluate(replaced, "session.run(look)[0]") == ([], after)
 
 
 def test_method_of_a_table_is_called_before_a_launch(module_kernel: Kernel) -> None:
