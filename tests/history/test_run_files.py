@@ -154,7 +154,9 @@ def test_process_is_alive_until_it_ends_reaped_or_not():
     assert not run_folders.is_alive(owner, age=0), "a zombie writes nothing"
     program.communicate()
     assert not run_folders.is_alive(owner, age=0)
-    assert not any(run_folders.is_alive(invalid, age=math.inf) for invalid in (None, list[int](), "kernel"))
+    assert not any(
+        run_folders.is_alive(invalid, age=math.inf) for invalid in (None, list[int](), dict[str, int](), "kernel")
+    )
 
 
 @pytest.mark.parametrize("other", [{"boot": "another"}, {"pid_namespace": "pid:[1]"}])
