@@ -9,6 +9,7 @@ import math
 import os
 import re
 import resource
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,8 @@ def test_find_home_follows_the_option_and_the_environment(chosen, environment, f
     assert run_folders.find_home(chosen) == (None if found is None else Path(found))
 
 
-def test_recorded_run_equals_the_live_run(home):
+def test_recorded_run_equals_the_live_run_but_for_secrets_and_is_readable_by_the_user_alone(home, monkeypatch):
+    monkeypatch.setenv("WANDB_API_KEY", "hush")
     env = {"HF_TOKEN": "hush", "NCCL_DEBUG": "WARN"}
     run = launch(speak, 2, output="none", seed=3, env=env, max_grad_norm=0.5)
     run.result()
@@ -73,6 +75,8 @@ def test_recorded_run_equals_the_live_run(home):
     files = sorted(path for path in again.folder.iterdir() if path.name != "changes.diff")
     names = "config.json environment.json function.py log-order.txt metrics.jsonl rank-0.log rank-1.log summary.json"
     assert [path.name for path in files] == names.split()
+    assert not any(b"hush" in path.read_bytes() for path in files)
+    assert [path.name for path in (home, again.folder, *files) if stat.S_IMODE(path.stat().st_mode) & 0o077] == []
 
 
 def test_short_silent_run_leaves_no_folder(home):
