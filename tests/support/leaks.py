@@ -223,14 +223,10 @@ def _describe(process: psutil.Process) -> str:
 def _is_fork_server(process: psutil.Process) -> bool:
     """Tell whether this is a fork server with a live owner or its deputy, rather than something else forked from it."""
     with contextlib.suppress(psutil.Error):
+        if not _runs_fork_server(process) or process.status() == psutil.STATUS_ZOMBIE:
+            return False
         owner = _owner(process)
-        return (
-            _runs_fork_server(process)
-            and process.status() != psutil.STATUS_ZOMBIE
-            and owner is not None
-            and not _runs_fork_server(owner)
-            and _is_ours(owner)
-        )
+        return owner is not None and not _runs_fork_server(owner) and _is_ours(owner)
     return False
 
 
@@ -272,13 +268,15 @@ def _own_servers(surroundings: Surroundings) -> set[int]:
 
 
 def _descriptors() -> dict[Any, str]:
-    found: dict[Any, str] = {}
-    for path in Path("/proc/self/fd").iterdir():
+    return {(number, target): f"{number} -> {target}" for number, target in _targets("/proc/self/fd")}
+
+
+def _targets(folder: str) -> Iterator[tuple[str, str]]:
+    """Yield the descriptors in a folder of `/proc` with what they are of; each test looks at hundreds."""
+    for number in os.listdir(folder):  # noqa: PTH208 - as above
         # The descriptor of the listing itself is gone by now.
         with contextlib.suppress(FileNotFoundError):
-            target = str(path.readlink())
-            found[path.name, target] = f"{path.name} -> {target}"
-    return found
+            yield number, os.readlink(f"{folder}/{number}")  # noqa: PTH115
 
 
 def _new_descriptors(before: Surroundings, after: Surroundings) -> list[str]:
@@ -312,8 +310,9 @@ def _listeners(processes: list[psutil.Process]) -> dict[tuple[int, str], psutil.
     found: dict[tuple[int, str], psutil.Process] = {}
     for process in [psutil.Process(), *processes]:
         with contextlib.suppress(OSError):
-            folder = Path(f"/proc/{process.pid}")
-            network, sockets = str((folder / "ns/net").readlink()), _sockets(folder)
+            folder = f"/proc/{process.pid}"
+            network = os.readlink(f"{folder}/ns/net")  # noqa: PTH115
+            sockets = [target for _, target in _targets(f"{folder}/fd") if target.startswith("socket:")]
             # The kernel needs up to 20 ms to write the tables, so they are read for new sockets alone.
             if any((network, each) not in ADDRESSES for each in sockets):
                 ADDRESSES.update({(network, each): None for each in sockets} | _listening(folder, network))
@@ -322,20 +321,11 @@ def _listeners(processes: list[psutil.Process]) -> dict[tuple[int, str], psutil.
     return found
 
 
-def _sockets(folder: Path) -> list[str]:
-    """Return the sockets of a process, as its descriptors name them."""
-    found = []
-    for descriptor in (folder / "fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):
-            found.append(str(descriptor.readlink()))
-    return [target for target in found if target.startswith("socket:")]
-
-
-def _listening(folder: Path, network: str) -> dict[tuple[str, str], str | None]:
+def _listening(folder: str, network: str) -> dict[tuple[str, str], str | None]:
     """Return the sockets that listen in a process' network, each with its address."""
     found: dict[tuple[str, str], str | None] = {}
     for name in ("tcp", "tcp6"):
-        for line in (folder / "net" / name).read_text(encoding="ascii").splitlines()[1:]:
+        for line in _read(f"{folder}/net/{name}").decode().splitlines()[1:]:
             _, address, _, state, *_, inode = line.split()[:10]
             if state == LISTENING:
                 host, _, port = address.partition(":")
@@ -346,9 +336,10 @@ def _listening(folder: Path, network: str) -> dict[tuple[str, str], str | None]:
 
 
 def _files() -> Iterator[Path]:
-    yield from (path for path in Path(tempfile.gettempdir()).iterdir() if path.name.startswith(OUR_FILES))
+    folder = tempfile.gettempdir()
+    yield from (Path(folder, name) for name in os.listdir(folder) if name.startswith(OUR_FILES))  # noqa: PTH208
     with contextlib.suppress(FileNotFoundError):
-        yield from (path for path in Path("/dev/shm").iterdir() if _may_be_ours(path.name))
+        yield from (Path("/dev/shm", name) for name in os.listdir("/dev/shm") if _may_be_ours(name))  # noqa: PTH208
 
 
 def _may_be_ours(name: str) -> bool:

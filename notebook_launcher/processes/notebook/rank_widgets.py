@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 NO_CELL = "shown as text, because no cell shows widgets of this run"
 OTHER_RANK = "shown as text, because the cell shows the widgets of rank {ranks} alone"
-OF_THE_KERNEL = "shown as text, because it is a widget of the notebook, which this rank has not made"
+OF_THE_KERNEL = "shown as text, because this rank has made no such widget; those of the notebook stay there"
 
 
 def nothing() -> None:

@@ -76,14 +76,6 @@ def save_model(
         plan = gather_outcomes("plan the files", lambda: plan)[0]
     together = on_all_ranks if spread else lambda _doing, step: step()
     stage = together("begin the files", lambda: folders.open_stage(target) if leads else None)
-    steps: list[Callable[[], Any]] = []
-    for file, names in plan.files.items():
-        part = {name: state[name] for name in state if name in names}
-        path = None if stage is None else stage / file
-        steps.append(functools.partial(write_weights, path, part, safe=safe_serialization))
-    if plan.index is not None and stage is not None:
-        text = json.dumps(plan.index, indent=2, sort_keys=True) + "\n"
-        steps.append(functools.partial(folders.write_text, stage / plan.last, text))
 
     def publish() -> None:
         if stage is not None:
@@ -93,6 +85,15 @@ def save_model(
             folders.publish(stage, target, last=plan.last, stale=stale, replaceable=before == earlier)
 
     try:
+        steps: list[Callable[[], Any]] = []
+        for file, names in plan.files.items():
+            wanted = set(names)
+            part = {name: state[name] for name in state if name in wanted}
+            path = None if stage is None else stage / file
+            steps.append(functools.partial(write_weights, path, part, safe=safe_serialization))
+        if plan.index is not None and stage is not None:
+            text = json.dumps(plan.index, indent=2, sort_keys=True) + "\n"
+            steps.append(functools.partial(folders.write_text, stage / plan.last, text))
         together("write the model", lambda: run_each(steps))
         together("put the model in place", publish)
     except BaseException:

@@ -75,7 +75,11 @@ class BlankTracker(GeneralTracker):
     def __getattr__(self, name: str) -> Callable[..., None]:
         if name.startswith("_"):  # What copying, pickling and displaying look for.
             raise AttributeError(name)
-        return lambda *_, **__: None
+        return _do_nothing
+
+
+def _do_nothing(*_: Any, **__: Any) -> None:  # a function of a module, so that it is pickled by its name
+    pass
 
 
 def as_number(value: Any) -> float | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import pickle
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -159,7 +160,9 @@ def test_class_without_the_attributes_of_a_tracker_is_refused(tracker_class: Any
 
 def test_tracker_gets_start_configuration_values_and_end_once(state: ProcessState, tmp_path: Path) -> None:
     trackers = Trackers(state, [Memory, "jsonl"], tmp_path)
-    assert isinstance(trackers.get_tracker("memory"), BlankTracker)
+    blank = trackers.get_tracker("memory")
+    assert isinstance(blank, BlankTracker)
+    assert pickle.loads(pickle.dumps(blank.log_artifact))("model.bin") is None
     trackers.init_trackers("run", {"lr": 1}, {"memory": {"tags": ["a"]}, "other": {"ignored": True}})
     step: Any = torch.tensor(2)
     trackers.log({"loss": 1.5}, step, {"memory": {"split": "train"}})
