@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from notebook_launcher import Accelerator, DistributedDataParallelKwargs, GradScalerKwargs
-from tests.support.toy_training import make_data, make_model
+from tests.support.toy_training import make_data, make_model, numbers, one_weight
 
 mse = torch.nn.functional.mse_loss
 
@@ -40,6 +40,19 @@ def weights(model):
 def assert_same(results):
     for other in results[1:]:
         torch.testing.assert_close(results[0], other, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(("steps", "expected"), [(4, [0, 0, 0, 1] * 2), (1, [1] * 8)])
+def test_gradients_are_reduced_once_for_each_window(ranks, steps, expected):
+    def count():
+        (accelerator, model, optimizer, loss), group, counts = prepare(steps), torch.distributed.group.WORLD, []
+        for _ in range(16):
+            before = group._get_sequence_number_for_group()
+            micro_batch(accelerator, model, optimizer, loss)
+            counts.append(group._get_sequence_number_for_group() - before)
+        return counts[8:]  # The first backward of a DDP model also agrees on its buckets.
+
+    assert ranks.run(2, count) == [expected] * 2
 
 
 def test_leaf_tensors_are_synchronised(ranks):
@@ -256,6 +269,17 @@ def without_accumulate():
         accelerator.backward(loss() / 3)
     optimizer.step()
     return weights(model)
+
+
+def test_backwards_without_accumulate_add_up_to_what_was_written(ranks):
+    def train():
+        accelerator, total = Accelerator(cpu=True), one_weight()
+        model, loader = accelerator.prepare(total, numbers(8))
+        for batch in loader:
+            accelerator.backward(model(batch).mean() / len(loader))
+        return total.weight.grad.item()
+
+    assert ranks.run(2, train) == [4.5] * 2
 
 
 def no_sync_around_backward_only():

@@ -17,7 +17,8 @@ from notebook_launcher.training.resolving import check_precision
 @pytest.mark.parametrize(("fused", "max_grad_norm"), [(False, 1.0), (True, None)])
 def test_step_that_overflows_is_skipped_and_the_schedule_waits(fused: bool, max_grad_norm: float | None) -> None:
     scaler = GradScalerKwargs(init_scale=1024.0)
-    accelerator = Accelerator(cpu=True, mixed_precision="fp16", max_grad_norm=max_grad_norm, kwargs_handlers=[scaler])
+    options: dict[str, Any] = {"max_grad_norm": max_grad_norm, "gradient_accumulation_steps": 1 + fused}
+    accelerator = Accelerator(cpu=True, mixed_precision="fp16", kwargs_handlers=[scaler], **options)
     model: Any = torch.nn.Linear(2, 1)
     optimizer: Any = torch.optim.AdamW(model.parameters(), lr=0.1, fused=fused)
     scheduler: Any = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
@@ -25,11 +26,12 @@ def test_step_that_overflows_is_skipped_and_the_schedule_waits(fused: bool, max_
     seen = []
     for scale in (1.0, float("inf"), 1.0):
         before = model.weight.detach().clone()
-        with accelerator.accumulate(model):
-            accelerator.backward(model(torch.ones(1, 2)).sum() * scale)
-            optimizer.step()
-            scheduler.step()
-            optimizer.zero_grad()
+        for _ in range(1 + fused):
+            with accelerator.accumulate(model):
+                accelerator.backward(model(torch.ones(1, 2)).sum() * scale)
+                optimizer.step()
+                scheduler.step()
+                optimizer.zero_grad()
         seen.append((optimizer.step_was_skipped, torch.equal(before, model.weight), scheduler.get_last_lr()))
     assert seen == [(False, False, [0.05]), (True, True, [0.05]), (False, False, [0.025])]
 

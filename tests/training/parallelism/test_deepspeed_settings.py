@@ -164,6 +164,8 @@ def test_arguments_and_file_that_differ_are_refused():
         (file_with(pipeline={"stages": 2}), "pipeline.stages=2", "ParallelismConfig"),
         (file_with(communication_data_type="fp16"), "communication_data_type='fp16'", "reduce_dtype"),
         (file_with(tensor_parallel={"autotp_size": 2}), "tensor_parallel.autotp_size=2", "tp_size"),
+        (file_with(elasticity={"enabled": True}), "elasticity.enabled=True", "max_restarts"),
+        ({"zero_optimization": {"stage": 3, "zero_quantized_weights": True}}, "zero_quantized_weights=True", "bf16"),
         ({"zero_optimization": {"stage": 3, "mics_shard_size": 4}}, "mics_shard_size=4", "dp_replicate_size"),
         (file_with(gradient_cliping=1.0), "no setting 'gradient_cliping'", "Did you mean 'gradient_clipping'"),
         ({"train_batch_size": 8}, "no zero_optimization.stage", "zero_stage=2"),

@@ -122,6 +122,7 @@ def test_weights_on_a_device_give_the_gradients_of_numbers(ranks: Sessions, num_
         for keeps, after in ((False, None), (True, None), (True, 1))
     )
     assert len(found[0]) == 2
+    assert saved == found
     for mine, theirs in zip([*found, *saved], expected * 2, strict=True):
         for one, other in zip(mine, theirs, strict=True):
             assert one == pytest.approx(other, rel=1e-14)

@@ -288,6 +288,12 @@ def test_backward_of_torch_keeps_no_gradients_of_another_model():
     assert next(other.parameters()).grad is None
 
 
+def test_two_accelerators_share_no_state():
+    first, second = Training(steps=4), Training(steps=1, mixed_precision="bf16")
+    assert (first.micro_batch(0), second.micro_batch(0), first.accelerator.sync_gradients) == (False, True, False)
+    assert (first.accelerator.mixed_precision, second.accelerator.mixed_precision) == ("no", "bf16")
+
+
 def test_steps_set_inside_a_window_hold_from_the_next_on():
     training = Training(steps=2)
     ends = [training.micro_batch(0)]

@@ -174,7 +174,9 @@ def numbered(folder: str) -> dict[str, Any]:
         return was_killed
 
     def load() -> str:
-        return "old" if begin()[1].state == 2 else "new"
+        state = begin()[1].state
+        assert state >= 2, "an older checkpoint than the newest"
+        return "old" if state == 2 else "new"
 
     return survey(save_old, save, load, target, every=2)
 

@@ -108,6 +108,10 @@ def test_manifest_that_does_not_parse_or_is_newer_is_refused(saved):
             lambda t: t.accelerator.register_for_checkpointing(Meter()),
             r"holds 1 custom objects, and 2 are registered here.*\n*.*load_model\(model, ",
         ),
+        (
+            lambda t: setattr(t.model[0], "bias", torch.nn.Parameter(torch.zeros(9))),
+            r"(?s)does not fit Sequential.*size mismatch for 0.bias: \(8,\) in the",
+        ),
         (lambda t: t.adam.add_param_group({"params": [torch.zeros(1)]}), r"groups have \[4\] parameters.*\[4, 1\]"),
     ],
 )
