@@ -65,3 +65,14 @@ def test_rank_of_another_node_asks_in_the_cell(module_kernel: Kernel) -> None:
     outcome = module_kernel.wait(cell, answer_input=lambda _prompt, _password: "seven")
     assert outcome.error is None, outcome.traceback
     assert outcome.stdout == "seven\n"
+
+
+def test_interrupt_button_ends_the_run_on_all_nodes_and_no_agent(module_kernel: Kernel) -> None:
+    children = "sorted(child.pid for child in __import__('psutil').Process().children())"
+    before = module_kernel.execute(children).result
+    code = "def wait(): print('up', flush=True); __import__('time').sleep(60)\nnotebook_launch(wait, 4, engine=engine)"
+    cell = module_kernel.start(code)
+    module_kernel.wait(cell, until=lambda outcome: outcome.done or "up" in outcome.stdout)
+    module_kernel.interrupt()
+    assert module_kernel.wait(cell).error == "KeyboardInterrupt: wait was stopped"
+    assert module_kernel.execute(children).result == before

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from notebook_launcher import Commands, ConfigError, LaunchConfig
+from notebook_launcher.kernel.display.console import label
 from notebook_launcher.machine.allocation import NodeInfo, allocate_nodes
 
 TWO = Commands([[], []])
@@ -69,3 +70,8 @@ def test_numbers_that_contradict_each_other_are_refused(options: dict[str, Any],
     with pytest.raises(ConfigError, match=message) as caught:
         LaunchConfig(**options)
     assert caught.value.field == field
+
+
+def test_label_names_the_node_of_ranks_that_share_one() -> None:
+    nodes = ("gpu1", "gpu1", "gpu2")
+    assert [label(ranks, nodes) for ranks in ([0, 1], [1, 2])] == ["[ranks 0,1 on gpu1] ", "[ranks 1,2] "]

@@ -14,6 +14,7 @@ import torch
 from notebook_launcher import runs
 from tests.support.kernels import Kernel
 from tests.support.programs import surroundings, type_command
+from tests.support.warm_kernels import unchanged
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -346,7 +347,8 @@ def test_cells_of_a_notebook_are_exported(tmp_path):
         assert kernel.execute(define).error is None
         kernel.execute("%load_ext notebook_launcher")
         assert kernel.execute("%%everywhere\nZERO = 0\nEXTRA = ZERO").error is None
-        outcome = kernel.execute(f"export(show, {str(tmp_path / 'show.py')!r}, 1, devices='cpu')")
+        with unchanged(kernel):
+            outcome = kernel.execute(f"export(show, {str(tmp_path / 'show.py')!r}, 1, devices='cpu')")
     assert outcome.error is None, outcome.traceback
     assert "what cells have done at colorsys.file is not written" in (outcome.result or "")
     text = (tmp_path / "show.py").read_text()

@@ -34,6 +34,8 @@ from notebook_launcher import ConfigError, LaunchConfig
         ({"comm_hook": "powersgd"}, r"comm_hook='powersgd' is unknown. Did you mean 'power_sgd'\? It can be 'no'"),
         ({"detached": 1}, r"detached=1 is an int; it must be True or False\."),
         ({"check_ranks": "no"}, r"check_ranks='no' is a str; it must be True, False or None\."),
+        ({"runs_folder": ""}, r"runs_folder='' is not a path\. Pass a folder, 'auto', or None"),
+        ({"tags": {"a": 1}}, r"are not tags\. Pass words"),
         ({"env": {"A": 1}}, r"env\['A'\]=1: names and values must be strings. Write 'A': '1'"),
         ({"env": {"A=B": "1"}}, r"must not be empty or contain '='"),
         ({"env": {"A": "\ud800"}}, r"it cannot be put into an environment \(surrogates not allowed\)"),

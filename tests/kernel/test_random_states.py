@@ -100,7 +100,7 @@ def test_session_engine_detached_run_and_restart_begin_as_a_launch(kernel: Kerne
         wanted, folder = expected(), dict(runs_folder={str(tmp_path)!r})
         with Session(2, **ENDED) as session:
             in_session, later = list(session.run(draw)), list(session.run(draw))
-        with Commands([["env"]]) as engine:
+        with Commands([[], ["env"]]) as engine:
             on_nodes = list(notebook_launch(draw, 2, engine=engine, **ENDED))
         detached = list(launch(draw, 2, detached=True, **ENDED, **folder).result())
         restarted = list(notebook_launch(dies_once, 2, max_restarts=1, **ENDED))

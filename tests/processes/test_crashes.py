@@ -169,6 +169,7 @@ TABLE = {
     ("returning", "SIGKILL"): KILLED + "SIGKILL(-9)",
     ("loader", "exception"): "ValueError: Caught ValueError in DataLoader worker process 0.",
     ("loader", "SIGKILL"): LOADER,
+    ("exiting", "os._exit"): "RankFailedError: rank 1 of 2 exited with code 4 after it had returned",
     ("exiting", "segfault"): KILLED + "SIGSEGV(-11) after it had returned",
     ("exiting", "SIGKILL"): KILLED + "SIGKILL(-9) after it had returned",
 }

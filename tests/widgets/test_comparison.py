@@ -148,7 +148,7 @@ def test_results_without_a_folder_are_compared_without_curves(runs: list[Run]) -
     comparison = compare(runs[0], results)
     assert comparison.runs["B"].name == "results 2"
     assert comparison.runs["B"].state == "done"
-    assert comparison.peak_memory["B"] == max(rank.peak_memory or 0 for rank in results.ranks)
+    assert comparison.peak_memory["B"] == max(rank.peak_memory or 0 for rank in results.ranks) > 10**7
     assert comparison.settings == {}
     assert {"A: train", "B: results 2"} <= set(words_of(comparison.svg()))
 

@@ -45,6 +45,7 @@ def by_all_ways(fn, **options):
     options |= {"output": "none"}
     for start_method in ("forkserver", "fork"):
         yield from notebook_launch(fn, 2, start_method=start_method, **options)
+    yield from notebook_launch(fn, 2, detached=True, **options)
     with Session(2, **options) as session:
         yield from session.run(fn)
         yield from session.run(fn)
@@ -135,7 +136,7 @@ def test_everywhere_cell_and_setup_run_in_all_ranks_before_the_function_arrives(
         "    for (by_setup, value), known, scale, model, part in found)",
         expected="{(True, True, True, 3, True, True)}",
     )
-    assert notebook.execute("len(found)").result == "10"
+    assert notebook.execute("len(found)").result == "12"
 
 
 def test_everywhere_cells_reach_open_sessions_before_their_next_call(notebook: Kernel) -> None:

@@ -113,7 +113,7 @@ PLAYS: dict[str, tuple[int, list[Any]]] = {
         1,
         [err("\r100 %\ncareful\n"), [Text("stdout", "100 %\n"), Text("stderr", "careful\n")]],
     ),
-    "ranks in a row are a span": (4, [*(out("x\n", rank) for rank in (3, 0, 1)), "[ranks 0,1,3] x\n"]),
+    "ranks in a row are a span": (5, [*(out("x\n", rank) for rank in (4, 0, 1, 2)), "[ranks 0-2,4] x\n"]),
     "printing beside a bar leaves the bar live": (
         1,
         [err("\r10 %"), out("loss 0.1\n"), [Text("stdout", "loss 0.1\n"), Status("10 %")]],

@@ -191,6 +191,8 @@ def test_timeout_and_restarts_are_reported(kernel: Kernel) -> None:
     assert "rank 1: ValueError: flaky; starting again (2 of 3 restarts)" in outcome.stdout
     assert outcome.stdout.endswith("[0, 1] 2 False\n")
     assert "restarted 2 times" in (outcome.result or "")
+    kernel.execute("notebook_launch(lambda: 1 / 0, 2, max_restarts=1)")
+    assert evaluate(kernel, "sys.last_value.results.restarts") == 1
     late = kernel.execute("notebook_launch(lambda: time.sleep(60), 2, timeout=0.3, max_restarts=5)")
     assert (late.error or "").startswith("RunTimeoutError: the run was stopped: it had not ended after timeout=0.3 s.")
     ended = evaluate(kernel, "sys.last_value.results.restarts, sys.last_value.results.timed_out, sys.last_value.rank")

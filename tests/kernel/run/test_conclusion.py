@@ -71,7 +71,9 @@ class Ending:
         self.data.attempt = made
 
     def conclude(self) -> RunOutcome:
-        outcome = conclude(self.data, lambda _: None, self.hosting)
+        settled: list[bool] = []
+        outcome = conclude(self.data, settled.append, self.hosting)
+        assert settled == [outcome.error is not None]  # The folder of a silent run that failed is written.
         assert all(known.parcel_fd is None for known in self.outcomes)
         return outcome
 
