@@ -45,7 +45,9 @@ def assert_same(results):
 @pytest.mark.parametrize(("steps", "expected"), [(4, [0, 0, 0, 1] * 2), (1, [1] * 8)])
 def test_gradients_are_reduced_once_for_each_window(ranks, steps, expected):
     def count():
-        (accelerator, model, optimizer, loss), group, counts = prepare(steps), torch.distributed.group.WORLD, []
+        accelerator, model, optimizer, loss = prepare(steps)
+        group: Any = torch.distributed.group.WORLD
+        counts = []
         for _ in range(16):
             before = group._get_sequence_number_for_group()
             micro_batch(accelerator, model, optimizer, loss)
@@ -273,7 +275,8 @@ def without_accumulate():
 
 def test_backwards_without_accumulate_add_up_to_what_was_written(ranks):
     def train():
-        accelerator, total = Accelerator(cpu=True), one_weight()
+        accelerator = Accelerator(cpu=True)
+        total: Any = one_weight()
         model, loader = accelerator.prepare(total, numbers(8))
         for batch in loader:
             accelerator.backward(model(batch).mean() / len(loader))
