@@ -20,8 +20,8 @@ from pathlib import Path
 from subprocess import PIPE, STDOUT
 
 ROOT = Path(__file__).resolve().parents[1]
-WORKERS = min(4, (os.cpu_count() or 1) + 2)
-"""Two more than the cores, because a test often waits for processes that start or end."""
+WORKERS = min(4, (os.cpu_count() or 1) + 1)
+"""One more than the cores, because a test often waits for processes that start or end."""
 SIDE_BY_SIDE = ("-n", str(WORKERS), "--dist", "loadfile", "-m")
 ALONE = frozenset({"image", "deaths", "forking", "hangs", "leaks", "monitor", "phases", "robustness", "stop"})
 """Test files that need the machine alone: they measure time, or look at processes and memory of the whole machine."""
