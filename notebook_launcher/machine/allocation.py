@@ -220,11 +220,14 @@ def allocate_nodes(
 
 
 def _describe_all(nodes: Sequence[NodeInfo]) -> str:
-    kinds = [[f"{node.gpus.count(name)} x {name}" for name in dict.fromkeys(node.gpus)] for node in nodes]
-    has = [" + ".join(kind) or plural(node.num_cores, "core") for kind, node in zip(kinds, nodes, strict=True)]
-    return _first_few([f"{node.host}: {what}" for node, what in zip(nodes, has, strict=True)])
+    return _first_few([_describe(node) for node in nodes])
 
 
 def _first_few(texts: list[str]) -> str:
     more = [f"{len(texts) - MAX_SHOWN} more"] if len(texts) > MAX_SHOWN else []
     return ", ".join([*texts[:MAX_SHOWN], *more])
+
+
+def _describe(node: NodeInfo) -> str:
+    kinds = [f"{node.gpus.count(name)} x {name}" for name in dict.fromkeys(node.gpus)]
+    return f"{node.host}: {' + '.join(kinds) or plural(node.num_cores, 'core')}"
