@@ -130,7 +130,7 @@ $(VENV)/installed-%: $(VENV)/pyvenv.cfg pyproject.toml constraints.txt constrain
 	@$(BIN)/python -m pip install --no-compile -c constraints-tests.txt -e '.[$*]'
 	@echo "==> compiling the packages" # on all cores; pip takes one, some files are templates, and half are never read
 	@$(BIN)/python -m compileall -qq -j 0 -x '/(tests|pip|torch/testing/_internal)/|/transformers/models/(?!auto|bert|bloom|encoder_decoder|gpt2|llama|__init__)' $(VENV)/lib || true
-	@$(BIN)/python -m compileall -qq notebook_launcher widgets # else each process would, by PYTHONDONTWRITEBYTECODE: 0.4 s
+	@$(BIN)/python -m compileall -qq notebook_launcher widgets # where PYTHONDONTWRITEBYTECODE is set, each process would need 0.4 s for it
 	@touch $@
 
 # TypeScript's checker reads the types of the widgets' scripts. Without npm, the test that calls it skips and says so.

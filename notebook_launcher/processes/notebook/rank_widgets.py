@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 NO_CELL = "shown as text, because no cell shows widgets of this run"
 OTHER_RANK = "shown as text, because the cell shows the widgets of rank {ranks} alone"
-OF_THE_KERNEL = "shown as text, because this rank has made no such widget; those of the notebook stay there"
+OF_THE_KERNEL = "shown as text, because this rank has not made it; widgets of the notebook stay in the notebook"
 
 
 def nothing() -> None:
@@ -74,7 +74,7 @@ class RankWidgets:
     @property
     def why_text(self) -> str:
         """The reason why a widget of this rank is shown as text."""
-        if self.is_live:  # The rank is a fork of the kernel, and this a widget that it has inherited.
+        if self.is_live:  # Its own are shown, so this one is most likely inherited from the kernel by a fork.
             return OF_THE_KERNEL
         return OTHER_RANK.format(ranks=", ".join(map(str, self._shown))) if self._shown else NO_CELL
 

@@ -332,7 +332,9 @@ def test_rank_forked_from_a_kernel_shows_and_asks_through_it_and_uses_nothing_of
     shown = [each["data"] for each in outcome.displays if not each["transient"].get("display_id")]
     kinds = ["text/html", None, "application/vnd.jupyter.widget-view+json", "image/png"]  # The third is tqdm's bar.
     assert [sorted(data) for data in shown] == [sorted(filter(None, [kind, "text/plain"])) for kind in kinds]
-    assert shown[1]["text/plain"].startswith("IntSlider(value=5)\n(shown as text, because this rank has made no such")
+    assert shown[1]["text/plain"].startswith(
+        "IntSlider(value=5)\n(shown as text, because this rank has not made it; widgets of the notebook"
+    )
     assert "updated" in [update["data"].get("text/html") for update in outcome.updates]
     assert asked == [
         ("[rank 0] name? ", False), ("key: ", True), ("(rank 0 pdb) ", False), ("(rank 0 pdb) ", False),
